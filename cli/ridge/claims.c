@@ -10,8 +10,8 @@ static void decide(claim *c, bool held) { c->verdict = held ? VERDICT_HELD : VER
 
 static void say(claim *c, const ridge_arm *a, paired x)
 {
-    char text[64];
-    text_add(c->numbers, CLAIM_TEXT, "%s %+.5f ± %.5f; ", ridge_arm_text(a, text), x.mean, x.error);
+    char name[64], text[64];
+    text_add(c->numbers, CLAIM_TEXT, "%s: %s; ", ridge_arm_text(a, name), paired_text(x, text));
 }
 
 static int curve_at(const ridge_plan *p, double ridge)
@@ -45,6 +45,7 @@ static void judge_outputs(const ridge_plan *p, double (*law)[LAW_RIDGES], claim 
 /* An encoder's vectors change by the square. */
 static bool judge_slope(const ridge_results *r, claim *c)
 {
+    char text[64];
     const int far = curve_at(r->plan, 1e5), near = curve_at(r->plan, 1e4);
     if (far < 0 || near < 0 || r->plan->encoder) return false;
     const double apart = ridge_law(r, near, far);
@@ -57,7 +58,8 @@ static bool judge_slope(const ridge_results *r, claim *c)
         if (ridges[i] >= 0) {
             const double ridge = r->plan->arms[ridges[i]].ridge;
             const paired x = ridge_difference(r, ridges[i], 0, -1);
-            text_add(c->numbers, CLAIM_TEXT, "%.3f ± %.3f at %g; ", ridge * x.mean, ridge * x.error, ridge);
+            const paired slope = { ridge * x.mean, ridge * x.error, x.windows, x.tokens };
+            text_add(c->numbers, CLAIM_TEXT, "%s at %g; ", paired_text(slope, text), ridge);
         }
     decide(c, apart <= 0.05);
     return true;
@@ -105,6 +107,7 @@ static bool judge_gain(const ridge_results *r, claim *c)
 
 static bool judge_control(const ridge_results *r, claim *c)
 {
+    char text[64];
     const int lla = curve_at(r->plan, 300),
               control = ridge_find(r->plan, ARM_CONTROL, 300, LOAM_RIDGE_NORMALISED, -1, -1);
     if (lla < 0 || r->plan->encoder) return false;
@@ -115,7 +118,7 @@ static bool judge_control(const ridge_results *r, claim *c)
         "less than two standard errors.";
     say(c, &r->plan->arms[lla], whole);
     say(c, &r->plan->arms[control], sharper);
-    text_add(c->numbers, CLAIM_TEXT, "difference %+.5f ± %.5f", rest.mean, rest.error);
+    text_add(c->numbers, CLAIM_TEXT, "difference %s", paired_text(rest, text));
     decide(c, fabs(rest.mean) < 2 * rest.error);
     /* Nothing is told apart where even the whole effect is not. */
     if (isnan(rest.error) || (c->verdict == VERDICT_HELD && fabs(whole.mean) < 2 * whole.error))
@@ -128,6 +131,7 @@ static bool judge_control(const ridge_results *r, claim *c)
 static bool judge_layers(const ridge_results *r, claim *c)
 {
     static const int loses[] = { 12, 13, 19, 27 }, keeps[] = { 6, 24, 26, 28, 29 };
+    char text[64];
     bool lost = true, kept = true;
     if (r->plan->layers != 30 || r->plan->heads != 9) return false;
     c->text =
@@ -138,7 +142,7 @@ static bool judge_layers(const ridge_results *r, claim *c)
         const int index = ridge_find(r->plan, ARM_LAYER, 30, LOAM_RIDGE_NORMALISED, layer, -1);
         if (index < 0) return false;
         const paired x = ridge_difference(r, index, 0, -1);
-        text_add(c->numbers, CLAIM_TEXT, "%d: %+.4f ± %.4f; ", layer, x.mean, x.error);
+        text_add(c->numbers, CLAIM_TEXT, "%d: %s; ", layer, paired_text(x, text));
         if (i < 4)
             lost &= x.mean > 2 * x.error;
         else

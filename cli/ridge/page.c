@@ -9,10 +9,8 @@
 
 static void write_cell(FILE *out, paired x)
 {
-    if (isnan(x.mean))
-        fputs("<td></td>", out);
-    else
-        fprintf(out, "<td>%+.5f ± %.5f</td>", x.mean, x.error);
+    char text[64];
+    fprintf(out, "<td>%s</td>", paired_text(x, text));
 }
 
 static void write_curve(FILE *out, const ridge_results *r)

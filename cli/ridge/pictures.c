@@ -15,11 +15,11 @@ static const double middle = 0.002;
 static void write_frame(FILE *out, const ridge_plan *p, const char *title, const char *x)
 {
     fprintf(out,
-            "set lmargin at screen 0.19\nset rmargin at screen 0.96\nset tmargin at screen 0.92\n"
+            "set lmargin at screen 0.22\nset rmargin at screen 0.95\nset tmargin at screen 0.92\n"
             "set bmargin at screen 0.27\n"
-            "set key at screen 0.57,0.11 center top horizontal maxrows 2 Left reverse samplen 2\n"
+            "set key at screen 0.57,0.11 center top horizontal maxrows 1 Left reverse samplen 2\n"
             "set title \"{/:Bold %s}\" offset 0,-0.5\nset xlabel '%s' offset 0,0.5\n"
-            "set label \"%s less that of softmax\" at screen 0.035,0.6 center rotate\n",
+            "set label \"%s less that of softmax\" at screen 0.03,0.6 center rotate\n",
             title, x, ridge_measure(p));
 }
 
@@ -55,7 +55,7 @@ static int draw_curve(const ridge_results *r, const char *path, io_error *error)
     if (status) return status;
     FILE *out = plot_script(p);
     write_frame(out, r->plan, "LLA in all layers, no training", "ridge");
-    fputs("set logscale x\nset format x '%g'\nset xzeroaxis lt 1 lc rgb '#5A5A5A' lw 1\n", out);
+    fputs("set logscale x\nset format x '10^{%T}'\nset xzeroaxis lt 1 lc rgb '#5A5A5A' lw 1\n", out);
     write_tics(out);
     write_series(out, r, ARM_LLA, LOAM_RIDGE_NORMALISED);
     write_series(out, r, ARM_CONTROL, LOAM_RIDGE_NORMALISED);
@@ -66,8 +66,7 @@ static int draw_curve(const ridge_results *r, const char *path, io_error *error)
             "$s%d%d using 1:2:3:4 with yerrorlines lt 2 pt 5 ps 0.5 title 'sharper softmax'",
             (int)ARM_LLA, (int)LOAM_RIDGE_NORMALISED, (int)ARM_CONTROL, (int)LOAM_RIDGE_NORMALISED);
     if (trace)
-        fprintf(out,
-                ", $s%d%d using 1:2:3:4 with yerrorlines lt 1 dt 2 pt 6 ps 0.5 title 'LLA, of the trace'",
+        fprintf(out, ", $s%d%d using 1:2:3:4 with yerrorlines lt 1 dt 2 pt 6 ps 0.5 title 'trace'",
                 (int)ARM_LLA, (int)LOAM_RIDGE_TRACE);
     fputc('\n', out);
     return plot_close(p, error);
@@ -81,7 +80,8 @@ static int draw_layers(const ridge_results *r, const char *path, io_error *error
     if (status) return status;
     FILE *out = plot_script(p);
     write_frame(out, r->plan, "LLA in one layer", "layer");
-    fprintf(out, "set xrange [-1:%" PRId64 "]\nset xzeroaxis lt 1 lc rgb '#5A5A5A' lw 1\n", r->plan->layers);
+    fprintf(out, "set xrange [-1:%" PRId64 "]\nset xtics %d\nset xzeroaxis lt 1 lc rgb '#5A5A5A' lw 1\n",
+            r->plan->layers, r->plan->layers > 10 ? 5 : 1);
     for (int i = 0; i < ridges->count; i++) {
         fprintf(out, "$s%d << EOD\n", i);
         for (int64_t layer = 0; layer < r->plan->layers; layer++) {
@@ -118,17 +118,18 @@ static int draw_heads(const ridge_results *r, double ridge, const char *path, io
             fprintf(out, "%" PRId64 " %" PRId64 " %.6g %s\n", head, layer, x.mean,
                     fabs(x.mean) < 2 * x.error ? "0" : "nan");
         }
-    fprintf(
-        out,
-        "EOD\nset title \"{/:Bold %s by one head, ridge %g}\" offset 0,-0.3\nset xlabel 'head' offset 0,0.5\n"
-        "set ylabel 'layer'\nset xrange [-0.5:%g]\nset yrange [-0.5:%g]\nunset grid\nset xtics 1\n"
-        "set palette defined (-1 '#0072B2', 0 '#FFFFFF', 1 '#D55E00')\nset cbrange [%.6g:%.6g]\n"
-        "set colorbox horizontal user origin screen 0.19,0.08 size screen 0.76,0.025\n"
-        "set lmargin at screen 0.16\nset rmargin at screen 0.96\nset bmargin at screen 0.24\n"
-        "set format cb '%%.0e'\nset cbtics %.1g\n"
-        "plot $h using 1:2:3 with image notitle, $h using 1:($4+$2) with points lt 8 pt 7 ps 0.2 notitle\n",
-        ridge_measure(of), ridge, (double)of->heads - 0.5, (double)of->layers - 0.5, most > 0 ? -most : -1,
-        most > 0 ? most : 1, most > 0 ? most / 2 : 0.5);
+    fprintf(out,
+            "EOD\nset title \"{/:Bold %s by one head, ridge %g}\" offset 0,-0.3\n"
+            "set xlabel 'head' offset 0,0.5\n"
+            "set ylabel 'layer'\nset xrange [-0.5:%g]\nset yrange [-0.5:%g]\nunset grid\nset xtics 1\n"
+            "set palette defined (-1 '#0072B2', 0 '#FFFFFF', 1 '#D55E00')\nset cbrange [%.6g:%.6g]\n"
+            "set colorbox horizontal user origin screen 0.19,0.08 size screen 0.76,0.025\n"
+            "set lmargin at screen 0.16\nset rmargin at screen 0.96\nset bmargin at screen 0.24\n"
+            "set format cb '%%g'\nset cbtics %.1g\n"
+            "plot $h using 1:2:3 with image pixels notitle, "
+            "$h using 1:($4+$2) with points lt 8 pt 7 ps 0.2 notitle\n",
+            ridge_measure(of), ridge, (double)of->heads - 0.5, (double)of->layers - 0.5,
+            most > 0 ? -most : -1, most > 0 ? most : 1, most > 0 ? most / 2 : 0.5);
     return plot_close(p, error);
 }
 

@@ -100,12 +100,11 @@ static int write_times(const ridge_results *r, const char *path, io_error *error
 
 /* ---- the table */
 
+/* In 20 columns; the sign takes two bytes. */
 static void print_value(FILE *out, paired x)
 {
-    if (isnan(x.mean))
-        fprintf(out, "  %20s", "");
-    else
-        fprintf(out, "  %+10.5f ± %.5f", x.mean, x.error);
+    char text[64];
+    fprintf(out, isnan(x.error) ? "  %20s" : "  %21s", paired_text(x, text));
 }
 
 static void print_curve(FILE *out, const ridge_results *r)

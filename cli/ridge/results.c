@@ -92,6 +92,17 @@ int ridge_results_save(const ridge_results *r, const char *path, const char *lin
 
 /* ---- what is shown */
 
+const char *paired_text(paired x, char text[64])
+{
+    if (isnan(x.mean))
+        *text = '\0';
+    else if (isnan(x.error))
+        snprintf(text, 64, "%+.3g", x.mean);
+    else
+        snprintf(text, 64, "%+.3g ± %.2g", x.mean, x.error);
+    return text;
+}
+
 paired paired_of(const double *values, const int64_t *scored, int64_t windows)
 {
     paired out = { 0 };

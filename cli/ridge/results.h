@@ -24,6 +24,8 @@ typedef struct paired {
     int64_t windows, tokens;
 } paired;
 
+/* "+0.00143 ± 0.0005", "" where there is none. */
+const char *paired_text(paired x, char text[64]);
 /* values and scored [windows]; windows without a value (NaN) are left out. */
 paired paired_of(const double *values, const int64_t *scored, int64_t windows);
 
