@@ -234,7 +234,7 @@ static bool same_head(const lm_config *c, const float *a, const float *b, int64_
  * them as a whole; where each has its own, those of the model that has each as a whole. */
 static void test_heads(void **state)
 {
-    static const lm_head kinds[] = { { 0.5, 1 }, { INFINITY, 1 }, { 2, 1 }, { 2, 1.5 }, { INFINITY, 2 } };
+    static const lm_head kinds[] = { { 0.5, 1 }, { 2, 1 }, { INFINITY, 1 }, { 2, 1.5 }, { INFINITY, 2 } };
     enum { KINDS = sizeof kinds / sizeof *kinds };
     (void)state;
     for (int i = 0; i < MODELS; i++) {
