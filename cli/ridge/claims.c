@@ -154,15 +154,18 @@ static bool judge_layers(const ridge_results *r, claim *c)
 
 int ridge_judge(const ridge_results *r, double (*law)[LAW_RIDGES], claim *claims)
 {
-    typedef bool judge(const ridge_results *r, claim *c);
-    static judge *const judges[] = { judge_limit, judge_slope,   judge_plateau,
-                                     judge_gain,  judge_control, judge_layers };
+    static const struct {
+        const char *about;
+        bool (*judge)(const ridge_results *r, claim *c);
+    } rows[] = { { "large ridges", judge_limit },  { "first order", judge_slope },
+                 { "the curve", judge_plateau },   { "the curve", judge_gain },
+                 { "the control", judge_control }, { "layers", judge_layers } };
     int count = 0;
-    claims[count] = (claim){ .source = "6.1" };
+    claims[count] = (claim){ .source = "first order" };
     judge_outputs(r->plan, law, &claims[count++]);
-    for (size_t i = 0; i < sizeof judges / sizeof *judges; i++) {
-        claims[count] = (claim){ .source = "6.1" };
-        count += judges[i](r, &claims[count]);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        claims[count] = (claim){ .source = rows[i].about };
+        count += rows[i].judge(r, &claims[count]);
     }
     return count;
 }

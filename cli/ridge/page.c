@@ -65,7 +65,7 @@ int ridge_page_write(const ridge_page *r, const char *path, io_error *error)
     if (status) return status;
     FILE *out = out_stream(file);
     html_head(out, "Ridges without training");
-    html_claims(out, "What is expected", "section", r->claims, r->claim_count);
+    html_claims(out, "What is expected", "about", r->claims, r->claim_count);
     write_curve(out, r->results);
     if (r->drawn) write_pictures(out, p);
     fputs("<h2>What was run</h2>\n<p>", out);

@@ -78,12 +78,22 @@ static int run_arm(runner *run, int64_t window, int arm, bool *begun)
     return run->over || lm_seconds() - run->saved >= run->with->interval ? save(run) : 0;
 }
 
-static int run_window(runner *run, int64_t window, int first, int end)
+/* The curve first, then what is asked of layers, then of heads. */
+typedef enum stage { STAGE_CURVE, STAGE_LAYERS, STAGE_HEADS, STAGES } stage;
+
+static stage stage_of(const ridge_arm *a)
 {
+    return a->kind == ARM_HEAD ? STAGE_HEADS : a->kind == ARM_LAYER ? STAGE_LAYERS : STAGE_CURVE;
+}
+
+static int run_window(runner *run, int64_t window, stage at)
+{
+    const ridge_plan *p = run->results->plan;
     bool begun = false;
     int status = 0;
-    for (int arm = first; !status && !run->over && arm < end; arm++)
-        if (is_left(run, window, arm)) status = run_arm(run, window, arm, &begun);
+    for (int arm = 0; !status && !run->over && arm < p->arm_count; arm++)
+        if (stage_of(&p->arms[arm]) == at && is_left(run, window, arm))
+            status = run_arm(run, window, arm, &begun);
     if (!status && begun) tell(run, run->bar.total - run->bar.done);
     return status;
 }
@@ -95,10 +105,9 @@ int ridge_run(const ridge_runner *with, engine *e, ridge_results *r, bool *whole
     int status = 0;
     run.begun = run.saved = lm_seconds();
     progress_begin(&run.bar, "experiment", cost_left(&run));
-    for (int64_t window = 0; !status && !run.over && window < p->window_count; window++)
-        status = run_window(&run, window, 0, p->curve_count);
-    for (int64_t window = 0; !status && !run.over && window < p->window_count; window++)
-        status = run_window(&run, window, p->curve_count, p->arm_count);
+    for (int at = STAGE_CURVE; at < STAGES; at++)
+        for (int64_t window = 0; !status && !run.over && window < p->window_count; window++)
+            status = run_window(&run, window, (stage)at);
     progress_end(&run.bar);
     if (!status) status = save(&run);
     *whole = !status && cost_left(&run) == 0;
