@@ -90,18 +90,21 @@ static bool judge_plateau(const ridge_results *r, claim *c)
 /* Three standard errors: there are many ridges. */
 static bool judge_gain(const ridge_results *r, claim *c)
 {
-    int best = -1;
-    double least = INFINITY;
-    c->text = "No ridge gains on average without training.";
+    int lowest = -1, surest = -1;
+    double least = INFINITY, share = INFINITY;
+    c->text = "No ridge gains on average without training: none by three standard errors.";
     for (int i = 1; i < r->plan->curve_count; i++) {
         const paired x = ridge_difference(r, i, 0, -1);
-        if (r->plan->arms[i].kind != ARM_LLA || !(x.mean / x.error < least)) continue;
-        best = i, least = x.mean / x.error;
+        if (r->plan->arms[i].kind != ARM_LLA || isnan(x.error)) continue;
+        if (x.mean < least) lowest = i, least = x.mean;
+        if (x.mean / x.error < share) surest = i, share = x.mean / x.error;
     }
-    if (best < 0 || r->plan->encoder) return false;
-    text_add(c->numbers, CLAIM_TEXT, "lowest, relative to its error: ");
-    say(c, &r->plan->arms[best], ridge_difference(r, best, 0, -1));
-    decide(c, least > -3);
+    if (lowest < 0 || surest < 0 || r->plan->encoder) return false;
+    text_add(c->numbers, CLAIM_TEXT, "lowest: ");
+    say(c, &r->plan->arms[lowest], ridge_difference(r, lowest, 0, -1));
+    text_add(c->numbers, CLAIM_TEXT, "lowest in its errors: ");
+    say(c, &r->plan->arms[surest], ridge_difference(r, surest, 0, -1));
+    decide(c, share > -3);
     return true;
 }
 

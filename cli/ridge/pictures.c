@@ -16,10 +16,10 @@ static void write_frame(FILE *out, const ridge_plan *p, const char *title, const
 {
     fprintf(out,
             "set lmargin at screen 0.22\nset rmargin at screen 0.95\nset tmargin at screen 0.92\n"
-            "set bmargin at screen 0.27\n"
-            "set key at screen 0.57,0.11 center top horizontal maxrows 1 Left reverse samplen 2\n"
+            "set bmargin at screen 0.29\n"
+            "set key at screen 0.57,0.16 center top vertical maxrows 3 Left reverse samplen 2 width 1\n"
             "set title \"{/:Bold %s}\" offset 0,-0.5\nset xlabel '%s' offset 0,0.5\n"
-            "set label \"%s less that of softmax\" at screen 0.03,0.6 center rotate\n",
+            "set label \"change of %s from softmax\" at screen 0.03,0.6 center rotate\n",
             title, x, ridge_measure(p));
 }
 

@@ -115,7 +115,7 @@ static void print_curve(FILE *out, const ridge_results *r)
     int64_t read;
     (void)ridge_seconds(r, 0, &read);
     fprintf(out, "\n%" PRId64 " windows, %" PRId64 " tokens\n%-22s %10s  %20s  %20s  %20s\n", softmax.windows,
-            read, "attention", ridge_measure(p), "less softmax", "control less softmax", "less control");
+            read, "attention", ridge_measure(p), "minus softmax", "control minus softmax", "minus control");
     fprintf(out, "%-22s %10.5f\n", "softmax", softmax.mean);
     for (int index = 1; index < p->curve_count; index++) {
         const ridge_arm *a = &p->arms[index];
