@@ -19,8 +19,8 @@ static void write_curve(FILE *out, const ridge_results *r)
     const paired nothing = { NAN, NAN, 0, 0 };
     char text[64];
     fprintf(out,
-            "<h2>All layers</h2>\n<div class=\"wide\"><table>\n<tr><th>attention</th><th>%s</th><th>less "
-            "softmax</th><th>control minus softmax</th><th>minus control</th></tr>\n",
+            "<h2>All layers</h2>\n<div class=\"wide\"><table>\n<tr><th>attention</th><th>%s</th><th>"
+            "minus softmax</th><th>control minus softmax</th><th>minus control</th></tr>\n",
             ridge_measure(p));
     for (int index = 0; index < p->curve_count; index++) {
         const ridge_arm *a = &p->arms[index];

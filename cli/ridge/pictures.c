@@ -16,8 +16,8 @@ static void write_frame(FILE *out, const ridge_plan *p, const char *title, const
 {
     fprintf(out,
             "set lmargin at screen 0.22\nset rmargin at screen 0.95\nset tmargin at screen 0.92\n"
-            "set bmargin at screen 0.29\n"
-            "set key at screen 0.57,0.16 center top vertical maxrows 3 Left reverse samplen 2 width 1\n"
+            "set bmargin at screen 0.32\n"
+            "set key at screen 0.57,0.2 center top vertical maxrows 3 Left reverse samplen 2 width 1\n"
             "set title \"{/:Bold %s}\" offset 0,-0.5\nset xlabel '%s' offset 0,0.5\n"
             "set label \"change of %s from softmax\" at screen 0.03,0.6 center rotate\n",
             title, x, ridge_measure(p));
@@ -66,8 +66,10 @@ static int draw_curve(const ridge_results *r, const char *path, io_error *error)
             "$s%d%d using 1:2:3:4 with yerrorlines lt 2 pt 5 ps 0.5 title 'sharper softmax'",
             (int)ARM_LLA, (int)LOAM_RIDGE_NORMALISED, (int)ARM_CONTROL, (int)LOAM_RIDGE_NORMALISED);
     if (trace)
-        fprintf(out, ", $s%d%d using 1:2:3:4 with yerrorlines lt 1 dt 2 pt 6 ps 0.5 title 'trace'",
-                (int)ARM_LLA, (int)LOAM_RIDGE_TRACE);
+        fprintf(
+            out,
+            ", $s%d%d using 1:2:3:4 with yerrorlines lt 1 dt 2 pt 6 ps 0.5 title 'LLA, in units of the trace'",
+            (int)ARM_LLA, (int)LOAM_RIDGE_TRACE);
     fputc('\n', out);
     return plot_close(p, error);
 }
