@@ -66,10 +66,10 @@ static int draw_curve(const ridge_results *r, const char *path, io_error *error)
             "$s%d%d using 1:2:3:4 with yerrorlines lt 2 pt 5 ps 0.5 title 'sharper softmax'",
             (int)ARM_LLA, (int)LOAM_RIDGE_NORMALISED, (int)ARM_CONTROL, (int)LOAM_RIDGE_NORMALISED);
     if (trace)
-        fprintf(
-            out,
-            ", $s%d%d using 1:2:3:4 with yerrorlines lt 1 dt 2 pt 6 ps 0.5 title 'LLA, in units of the trace'",
-            (int)ARM_LLA, (int)LOAM_RIDGE_TRACE);
+        fprintf(out,
+                ", $s%d%d using 1:2:3:4 with yerrorlines lt 1 dt 2 pt 6 ps 0.5 "
+                "title 'LLA, in units of the trace'",
+                (int)ARM_LLA, (int)LOAM_RIDGE_TRACE);
     fputc('\n', out);
     return plot_close(p, error);
 }
