@@ -14,7 +14,7 @@ struct lm_model {
     lm_weights weights;
 };
 
-/* Attention of one layer, or of all that do not differ. */
+/* Attention of neighbouring heads that are alike, in one layer, or in all where those do not differ. */
 typedef struct text_plans {
     loam_plan *step, *chunk; /* one query; `queries` of them */
     int64_t queries;
@@ -22,37 +22,67 @@ typedef struct text_plans {
 
 struct lm_text {
     const lm_model *of;
+    lm_options options; /* of attention */
     int64_t room, most, length;
     memory memory;
     matrix *keys, *values; /* [layers], each [1][room][heads_kv head_dim] */
     matrix x, y, second, stats, q, o, up, gate, inner, probe; /* second: with parallel attention and mlp */
+    matrix ridges;                                            /* [layers][heads_q], of options.heads */
     int32_t *ids;                                             /* of the tokens that are read */
-    text_plans *plans;                                        /* [layers] where layers differ, else one */
+    text_plans *plans;                                        /* [layers][heads_q], by the first head */
     void *work;
     size_t work_bytes;
 };
 
 lm_options lm_options_default(void)
 {
-    return (lm_options){
-        .weights = LOAM_F32, .mechanism = LOAM_SOFTMAX, .ridge = 0.1, .only = -1, .inverse_temperature = 1
-    };
+    return (lm_options){ .weights = LOAM_F32,
+                         .mechanism = LOAM_SOFTMAX,
+                         .ridge = 0.1,
+                         .only = -1,
+                         .only_head = -1,
+                         .inverse_temperature = 1 };
 }
 
 /* ---- models */
+
+static int check_heads(const lm_config *c, const lm_head *heads, io_error *error)
+{
+    for (int64_t i = 0; i < c->layers * c->heads_q; i++) {
+        const long long layer = (long long)(i / c->heads_q), head = (long long)(i % c->heads_q);
+        if (!(heads[i].ridge >= 0))
+            return io_fail(error, EXIT_USAGE, "layer %lld, head %lld: ridge %g: expected a number >= 0",
+                           layer, head, heads[i].ridge);
+        if (!(heads[i].inverse_temperature > 0 && isfinite(heads[i].inverse_temperature)))
+            return io_fail(error, EXIT_USAGE,
+                           "layer %lld, head %lld: inverse temperature %g: expected a number > 0", layer,
+                           head, heads[i].inverse_temperature);
+    }
+    return 0;
+}
+
+static int check_options(const lm_config *c, const lm_options *o, io_error *error)
+{
+    if (o->only >= c->layers)
+        return io_fail(error, EXIT_USAGE, "layer %lld: the model has %lld", (long long)o->only,
+                       (long long)c->layers);
+    if (o->only_head >= c->heads_q)
+        return io_fail(error, EXIT_USAGE, "head %lld: the model's layers have %lld", (long long)o->only_head,
+                       (long long)c->heads_q);
+    return o->heads ? check_heads(c, o->heads, error) : 0;
+}
 
 int lm_model_open(lm_model **made, const machine *on, const lm_files *f, const lm_options *options,
                   io_error *error)
 {
     *made = NULL;
     const lm_config *config = lm_files_config(f);
-    if (options->only >= config->layers)
-        return io_fail(error, EXIT_USAGE, "layer %lld: the model has %lld", (long long)options->only,
-                       (long long)config->layers);
+    int status = check_options(config, options, error);
+    if (status) return status;
     lm_model *m = calloc(1, sizeof *m);
     if (!m) return io_fail(error, EXIT_INTERNAL, "out of memory for a model");
     m->on = on, m->config = config, m->options = *options;
-    const int status = lm_weights_open(&m->weights, on, f, options->weights, error);
+    status = lm_weights_open(&m->weights, on, f, options->weights, error);
     if (status)
         free(m);
     else
@@ -78,43 +108,98 @@ static int failed(const loam_error *from, io_error *error)
     return io_fail(error, EXIT_INTERNAL, "%s", from->text);
 }
 
-static bool layers_differ(const lm_model *m) { return m->config->scale_by_layer || m->options.only >= 0; }
-
-static text_plans *plans_of(const lm_text *t, int64_t layer)
+static bool layers_differ(const lm_text *t)
 {
-    return &t->plans[layers_differ(t->of) ? layer : 0];
+    return t->of->config->scale_by_layer || t->options.only >= 0 || t->options.heads;
 }
 
-static bool has_mechanism(const lm_model *m, int64_t layer)
+static text_plans *plans_of(const lm_text *t, int64_t layer, int64_t head)
 {
-    return m->options.only < 0 || m->options.only == layer;
+    return &t->plans[(layers_differ(t) ? layer * t->of->config->heads_q : 0) + head];
 }
 
-/* `queries` tokens at the end of those in use. */
-static loam_problem problem_of(const lm_text *t, int64_t layer, int64_t queries)
+/* What attention does in one head. */
+typedef struct manner {
+    loam_mechanism mechanism;
+    double ridge, inverse_temperature;
+} manner;
+
+static manner manner_of(const lm_text *t, int64_t layer, int64_t head)
+{
+    const lm_options *o = &t->options;
+    if (o->heads) {
+        const lm_head *h = &o->heads[layer * t->of->config->heads_q + head];
+        return (manner){ isinf(h->ridge) ? LOAM_SOFTMAX : LOAM_LLA, h->ridge, h->inverse_temperature };
+    }
+    const bool has = (o->only < 0 || o->only == layer) && (o->only_head < 0 || o->only_head == head);
+    return (manner){ has ? o->mechanism : LOAM_SOFTMAX, o->ridge, o->inverse_temperature };
+}
+
+/* One call does them; their ridges may differ. */
+static bool are_alike(manner a, manner b)
+{
+    return a.mechanism == b.mechanism && !(a.inverse_temperature < b.inverse_temperature) &&
+           !(a.inverse_temperature > b.inverse_temperature);
+}
+
+/* How many heads from `first` on one call does: within those of one key-value head, or all of several. */
+static int64_t alike_from(const lm_text *t, int64_t layer, int64_t first)
+{
+    const lm_config *c = t->of->config;
+    if (!t->options.heads && t->options.only_head < 0) return c->heads_q;
+    const int64_t group = c->heads_q / c->heads_kv, left = group - first % group;
+    const manner its = manner_of(t, layer, first);
+    int64_t count = 1;
+    while (first + count < c->heads_q && are_alike(its, manner_of(t, layer, first + count)))
+        count++;
+    if (left < group) return count < left ? count : left;
+    return count < group ? count : count - count % group;
+}
+
+static bool ridges_differ(const lm_text *t, int64_t layer, int64_t first, int64_t count)
+{
+    bool differ = false;
+    for (int64_t head = first + 1; head < first + count && t->options.heads; head++)
+        differ |= manner_of(t, layer, head).ridge < manner_of(t, layer, first).ridge ||
+                  manner_of(t, layer, head).ridge > manner_of(t, layer, first).ridge;
+    return differ;
+}
+
+/* What is attended to at once: `queries` tokens at the end of those in use, of `count` heads. */
+typedef struct attended {
+    int64_t layer, first, count, queries;
+} attended;
+
+static loam_problem problem_of(const lm_text *t, attended what)
 {
     const lm_model *m = t->of;
     const lm_config *c = m->config;
-    const bool causal = c->architecture != LM_BERT, step = queries == 1 && causal && !m->on->gpu;
-    const loam_mechanism mechanism = has_mechanism(m, layer) ? m->options.mechanism : LOAM_SOFTMAX;
-    loam_problem p = loam_problem_default(mechanism, step ? LOAM_DECODE : LOAM_FORWARD);
+    const int64_t group = c->heads_q / c->heads_kv;
+    const bool causal = c->architecture != LM_BERT, step = what.queries == 1 && causal && !m->on->gpu;
+    const manner its = manner_of(t, what.layer, what.first);
+    loam_problem p = loam_problem_default(its.mechanism, step ? LOAM_DECODE : LOAM_FORWARD);
     p.dtype = m->on->operand;
     p.backend = machine_backend(m->on);
     p.threads = m->on->threads;
-    p.heads_q = c->heads_q, p.heads_kv = c->heads_kv;
-    p.len_q = queries, p.len_kv = t->room;
+    p.heads_q = what.count, p.heads_kv = what.count < group ? 1 : what.count / group;
+    p.len_q = what.queries, p.len_kv = t->room;
     p.dim_qk = p.dim_v = c->head_dim;
     p.causal = causal;
-    p.scale = m->options.inverse_temperature / sqrt((double)c->head_dim);
-    if (c->scale_by_layer) p.scale /= (double)(layer + 1);
-    if (mechanism == LOAM_LLA) p.ridge = m->options.ridge, p.ridge_unit = m->options.ridge_unit;
+    p.scale = its.inverse_temperature / sqrt((double)c->head_dim);
+    if (c->scale_by_layer) p.scale /= (double)(what.layer + 1);
+    if (its.mechanism != LOAM_LLA) return p;
+    p.ridge_unit = t->options.ridge_unit;
+    if (ridges_differ(t, what.layer, what.first, what.count))
+        p.ridge_axes = LOAM_RIDGE_HEAD;
+    else
+        p.ridge = its.ridge;
     return p;
 }
 
-static int make_plan(lm_text *t, loam_plan **plan, int64_t layer, int64_t queries, io_error *error)
+static int make_plan(lm_text *t, loam_plan **plan, attended what, io_error *error)
 {
     loam_error reason;
-    const loam_problem p = problem_of(t, layer, queries);
+    const loam_problem p = problem_of(t, what);
     loam_plan_destroy(*plan);
     if (loam_plan_create(plan, &p, &reason)) return failed(&reason, error);
     const size_t bytes = loam_plan_work_bytes(*plan);
@@ -129,16 +214,26 @@ static int make_plan(lm_text *t, loam_plan **plan, int64_t layer, int64_t querie
 }
 
 /* The plan for so many tokens; the last number of more than one is kept. */
-static int plan_for(lm_text *t, int64_t layer, int64_t queries, const loam_plan **plan, io_error *error)
+static int plan_for(lm_text *t, attended what, const loam_plan **plan, io_error *error)
 {
-    text_plans *plans = plans_of(t, layer);
-    loam_plan **const slot = queries == 1 ? &plans->step : &plans->chunk;
+    text_plans *plans = plans_of(t, what.layer, what.first);
+    loam_plan **const slot = what.queries == 1 ? &plans->step : &plans->chunk;
     int status = 0;
-    if (!*slot || (queries > 1 && plans->queries != queries))
-        status = make_plan(t, slot, layer, queries, error);
-    if (!status && queries > 1) plans->queries = queries;
+    if (!*slot || (what.queries > 1 && plans->queries != what.queries))
+        status = make_plan(t, slot, what, error);
+    if (!status && what.queries > 1) plans->queries = what.queries;
     *plan = *slot;
     return status;
+}
+
+static void drop_plans(lm_text *t)
+{
+    const int64_t slots = t->of->config->layers * t->of->config->heads_q;
+    for (int64_t i = 0; t->plans && i < slots; i++) {
+        loam_plan_destroy(t->plans[i].step);
+        loam_plan_destroy(t->plans[i].chunk);
+        t->plans[i] = (text_plans){ 0 };
+    }
 }
 
 /* ---- texts */
@@ -164,6 +259,7 @@ static void take_all(lm_text *t)
     t->probe = t->of->options.mechanism == LOAM_PARALLAX
                    ? memory_matrix(&t->memory, on->operand, 1, t->most, q)
                    : none;
+    t->ridges = memory_matrix(&t->memory, LOAM_F32, 1, c->layers, c->heads_q);
     t->ids = memory_take(&t->memory, t->most, sizeof *t->ids);
 }
 
@@ -180,7 +276,7 @@ int lm_text_open(lm_text **made, const lm_model *m, int64_t room, int64_t chunk,
     t->of = m, t->room = room, t->most = chunk;
     t->keys = calloc((size_t)c->layers, sizeof *t->keys),
     t->values = calloc((size_t)c->layers, sizeof *t->keys);
-    t->plans = calloc((size_t)c->layers, sizeof *t->plans);
+    t->plans = calloc((size_t)c->layers, (size_t)c->heads_q * sizeof *t->plans);
     bool there = t->keys && t->values && t->plans;
     if (there) take_all(t), there = memory_open(&t->memory, m->on);
     if (!there) {
@@ -188,17 +284,18 @@ int lm_text_open(lm_text **made, const lm_model *m, int64_t room, int64_t chunk,
         return io_fail(error, EXIT_INTERNAL, "out of memory for a text of %lld tokens", (long long)room);
     }
     take_all(t);
-    *made = t;
-    return 0;
+    const int status = lm_text_attention(t, &m->options, error);
+    if (status)
+        lm_text_close(t);
+    else
+        *made = t;
+    return status;
 }
 
 void lm_text_close(lm_text *t)
 {
     if (!t) return;
-    for (int64_t i = 0; t->plans && i < t->of->config->layers; i++) {
-        loam_plan_destroy(t->plans[i].step);
-        loam_plan_destroy(t->plans[i].chunk);
-    }
+    drop_plans(t);
     memory work = { .gpu = t->of->on->gpu, .base = t->work };
     memory_close(&work);
     memory_close(&t->memory);
@@ -214,6 +311,25 @@ void lm_text_rewind(lm_text *t, int64_t length)
 {
     assert(length >= 0 && length <= t->length);
     t->length = length;
+}
+
+int lm_text_attention(lm_text *t, const lm_options *options, io_error *error)
+{
+    const lm_config *c = t->of->config;
+    const int64_t heads = c->layers * c->heads_q;
+    const int status = check_options(c, options, error);
+    if (status) return status;
+    if (options->mechanism == LOAM_PARALLAX && !t->probe.data)
+        return io_fail(error, EXIT_USAGE, "parallax: the model was opened without it");
+    float *ridges = options->heads ? malloc((size_t)heads * sizeof *ridges) : NULL;
+    if (options->heads && !ridges) return io_fail(error, EXIT_INTERNAL, "out of memory for ridges");
+    drop_plans(t);
+    t->options = *options;
+    for (int64_t i = 0; ridges && i < heads; i++)
+        ridges[i] = (float)options->heads[i].ridge;
+    if (ridges) machine_upload(t->of->on, t->ridges.data, ridges, (size_t)heads * sizeof *ridges);
+    free(ridges);
+    return 0;
 }
 
 /* ---- a layer */
@@ -265,26 +381,45 @@ static int turn(const lm_text *t, matrix a, int64_t heads, io_error *error)
     return loam_rope_apply(&rope, &from, &to, &reason) ? failed(&reason, error) : 0;
 }
 
-/* o of the rows of q, over all keys so far and their own. */
-static int attend(lm_text *t, int64_t layer, matrix o, matrix q, io_error *error)
+/* o of the rows of q, over all keys so far and their own, in heads that are alike. */
+static int attend_heads(lm_text *t, attended what, matrix o, matrix q, io_error *error)
 {
     const lm_config *c = t->of->config;
-    const int64_t in_use = t->length + q.rows;
+    const int64_t in_use = t->length + q.rows, d = c->head_dim, group = c->heads_q / c->heads_kv;
+    const int64_t from = what.first * d, width = what.count * d;
+    const matrix k = matrix_columns(t->keys[what.layer], what.first / group * d, width),
+                 v = matrix_columns(t->values[what.layer], what.first / group * d, width);
     const loam_plan *plan;
     loam_error reason;
-    int status = plan_for(t, layer, q.rows, &plan, error);
+    const int status = plan_for(t, what, &plan, error);
     if (status) return status;
-    const bool parallax = loam_plan_problem(plan)->mechanism == LOAM_PARALLAX;
-    const loam_args args = { .q = heads_of(q, c->head_dim),
-                             .k = heads_of(t->keys[layer], c->head_dim),
-                             .v = heads_of(t->values[layer], c->head_dim),
-                             .probe = heads_of(parallax ? matrix_rows(t->probe, 0, q.rows) : none,
-                                               c->head_dim),
-                             .lens_kv = &in_use,
-                             .o = heads_view(o, c->head_dim),
-                             .work = t->work,
-                             .stream = machine_stream(t->of->on) };
+    const loam_problem *p = loam_plan_problem(plan);
+    const matrix probe = p->mechanism == LOAM_PARALLAX
+                             ? matrix_columns(matrix_rows(t->probe, 0, q.rows), from, width)
+                             : none;
+    loam_args args = { .q = heads_of(matrix_columns(q, from, width), d),
+                       .k = heads_of(k, d),
+                       .v = heads_of(v, d),
+                       .probe = heads_of(probe, d),
+                       .lens_kv = &in_use,
+                       .o = heads_view(matrix_columns(o, from, width), d),
+                       .work = t->work,
+                       .stream = machine_stream(t->of->on) };
+    if (p->ridge_axes == LOAM_RIDGE_HEAD)
+        args.ridge = (loam_const_view){ (const float *)t->ridges.data + what.layer * c->heads_q + what.first,
+                                        0, 1, 0 };
     return loam_run(plan, &args, &reason) ? failed(&reason, error) : 0;
+}
+
+static int attend(lm_text *t, int64_t layer, matrix o, matrix q, io_error *error)
+{
+    attended what = { layer, 0, 0, q.rows };
+    int status = 0;
+    for (; !status && what.first < t->of->config->heads_q; what.first += what.count) {
+        what.count = alike_from(t, layer, what.first);
+        status = attend_heads(t, what, o, q, error);
+    }
+    return status;
 }
 
 /* out += attention of x, or out = it. */
@@ -387,30 +522,51 @@ static int check_tokens(const lm_text *t, const int32_t *tokens, int64_t count, 
     return 0;
 }
 
-int lm_text_read(lm_text *t, const int32_t *tokens, int64_t count, matrix *hidden, io_error *error)
+int lm_text_enter(lm_text *t, const int32_t *tokens, int64_t count, matrix x, io_error *error)
 {
     const lm_model *m = t->of;
-    int status = check_tokens(t, tokens, count, error);
-    if (status) return status;
     if (m->config->architecture == LM_BERT) t->length = 0;
-    matrix x = matrix_rows(t->x, 0, count), y = matrix_rows(t->y, 0, count);
-    machine_upload(m->on, t->ids, tokens, (size_t)count * sizeof *tokens);
-    enter(t, x);
-    if (lm_weight(&m->weights, 0, LM_EMBED_NORM).data) {
-        norm(t, y, x, 0, LM_EMBED_NORM);
-        const matrix kept = x;
-        x = y, y = kept;
-    }
-    for (int64_t layer = 0; !status && layer < m->config->layers; layer++)
-        status = run_layer(t, layer, x, y, error);
+    const int status = check_tokens(t, tokens, count, error);
     if (status) return status;
-    if (lm_weight(&m->weights, 0, LM_LAST_NORM).data) {
-        norm(t, y, x, 0, LM_LAST_NORM);
-        x = y;
-    }
-    t->length += count;
-    *hidden = x;
+    const bool normed = lm_weight(&m->weights, 0, LM_EMBED_NORM).data != NULL;
+    const matrix y = matrix_rows(t->y, 0, count);
+    machine_upload(m->on, t->ids, tokens, (size_t)count * sizeof *tokens);
+    enter(t, normed ? y : x);
+    if (normed) norm(t, x, y, 0, LM_EMBED_NORM);
     return 0;
+}
+
+int lm_text_layers(lm_text *t, int64_t first, int64_t end, matrix x, io_error *error)
+{
+    const matrix y = matrix_rows(t->y, 0, x.rows);
+    int status = 0;
+    for (int64_t layer = first; !status && layer < end; layer++)
+        status = run_layer(t, layer, x, y, error);
+    return status;
+}
+
+matrix lm_text_leave(lm_text *t, matrix x)
+{
+    const matrix y = matrix_rows(t->y, 0, x.rows);
+    t->length += x.rows;
+    if (!lm_weight(&t->of->weights, 0, LM_LAST_NORM).data) return x;
+    norm(t, y, x, 0, LM_LAST_NORM);
+    return y;
+}
+
+lm_heads lm_text_heads(const lm_text *t, int64_t layer, int64_t count)
+{
+    return (lm_heads){ matrix_rows(t->q, 0, count), matrix_rows(t->keys[layer], 0, count),
+                       matrix_rows(t->values[layer], 0, count), matrix_rows(t->o, 0, count) };
+}
+
+int lm_text_read(lm_text *t, const int32_t *tokens, int64_t count, matrix *hidden, io_error *error)
+{
+    const matrix x = matrix_rows(t->x, 0, count);
+    int status = lm_text_enter(t, tokens, count, x, error);
+    if (!status) status = lm_text_layers(t, 0, t->of->config->layers, x, error);
+    if (!status) *hidden = lm_text_leave(t, x);
+    return status;
 }
 
 void lm_text_logits(const lm_text *t, matrix hidden, matrix logits)

@@ -45,9 +45,10 @@ cli/bench      include io cli random
 cli/experiment include io cli random
 cli/training   include io cli cli/experiment train
 cli/lm         include io cli text corpus lm train
+cli/ridge      include io cli cli/experiment cli/training cli/lm text lm train
 cli/regress    include io cli
 tests     include io random train text corpus lm cli cli/attend cli/bench cli/experiment cli/training \
-          cli/regress
+          cli/regress cli/ridge
 tests/simd include src/base src/simd tests
 bench     include io cli cli/bench train random src/base src/simd
 examples  include

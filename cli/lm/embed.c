@@ -25,8 +25,7 @@ typedef struct embedding {
     int64_t cut; /* sentences that were too long */
 } embedding;
 
-/* The mean of rows of the machine's memory, scaled to length 1. */
-static void mean_row(matrix hidden, float *out)
+void lm_mean_row(matrix hidden, float *out)
 {
     double norm = 0;
     for (int64_t c = 0; c < hidden.width; c++) {
@@ -83,7 +82,7 @@ static int embed_line(embedding *e, const char *line, size_t bytes, float *out, 
     } else if (!status) {
         lm_text_rewind(e->text, 0);
         status = lm_text_read(e->text, ids.id, ids.count, &hidden, error);
-        if (!status) mean_row(hidden, out);
+        if (!status) lm_mean_row(hidden, out);
     }
     tokens_free(&ids);
     return status;

@@ -196,6 +196,13 @@ static int run_texts(evaluation *e, const request *r, char *list, FILE *csv)
     return 0;
 }
 
+/* Texts that were trained on follow this token; a first token that begins a user's turn does not do. */
+int32_t lm_prefix(const tokenizer *t, const lm_config *c)
+{
+    const int32_t end = tokenizer_id(t, "<|endoftext|>");
+    return end >= 0 ? end : c->bos;
+}
+
 static int open_evaluation(evaluation *e, const request *r, io_error *error)
 {
     const lm_config *c = lm_model_config(e->session.model);
@@ -205,9 +212,7 @@ static int open_evaluation(evaluation *e, const request *r, io_error *error)
         return io_fail(error, EXIT_USAGE, "--context %lld: the model reads at most %lld tokens",
                        (long long)r->context, (long long)c->context);
     e->length = r->context > 0 ? r->context : c->context < 1024 ? c->context : 1024;
-    /* Texts that were trained on follow this token; a first token that begins a user's turn does not do. */
-    const int32_t end = tokenizer_id(e->session.tokens, "<|endoftext|>");
-    e->bos = end >= 0 ? end : c->bos;
+    e->bos = lm_prefix(e->session.tokens, c);
     e->inputs = calloc((size_t)e->length, sizeof *e->inputs),
     e->nll = calloc((size_t)e->length, sizeof *e->nll);
     if (!e->inputs || !e->nll) return io_fail(error, EXIT_INTERNAL, "out of memory for a window");

@@ -11,7 +11,7 @@
 typedef struct lm_words {
     const char *weights, *mechanism, *ridge_unit, *tokenizer;
     double ridge, sharpen;
-    int64_t layer, threads;
+    int64_t layer, head, threads;
 } lm_words;
 
 lm_words lm_words_default(void);
@@ -41,6 +41,13 @@ lm_words lm_words_default(void);
           "UNIT", \
           "what it is relative to: normalised (default), max or trace" }, \
         { "layer", OPTION_INT, &(words).layer, 0, 1e6, "N", "the one layer with it; default all" }, \
+        { "head", \
+          OPTION_INT, \
+          &(words).head, \
+          0, \
+          1e6, \
+          "N", \
+          "the one query head with it, of that layer or of each; default all" }, \
         { "sharpen", \
           OPTION_REAL, \
           &(words).sharpen, \
@@ -81,6 +88,12 @@ const char *lm_session_attention(const lm_session *s, const lm_words *words, cha
 
 /* The bytes of a file, malloc's, with a 0 behind them; "-" is standard input. */
 int lm_text_file(char **text, size_t *bytes, const char *path, io_error *error);
+
+/* The token before a text that is evaluated; -1: none. */
+int32_t lm_prefix(const tokenizer *t, const lm_config *c);
+
+/* A sentence's vector: the mean of rows in host memory, scaled to length 1; out [width]. */
+void lm_mean_row(matrix hidden, float *out);
 
 /* Seconds of the monotonic clock. */
 double lm_seconds(void);

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <time.h>
 
-lm_words lm_words_default(void) { return (lm_words){ .ridge = 1000, .sharpen = 1, .layer = -1 }; }
+lm_words lm_words_default(void) { return (lm_words){ .ridge = 1000, .sharpen = 1, .layer = -1, .head = -1 }; }
 
 static const char *weights_word(int index)
 {
@@ -42,7 +42,8 @@ static int options_of(lm_options *out, const lm_words *words, const char *option
     if (status) return status;
     out->weights = types[weights], out->mechanism = mechanisms[mechanism];
     out->ridge = words->ridge, out->ridge_unit = (loam_ridge_unit)unit;
-    out->only = words->layer, out->inverse_temperature = words->sharpen;
+    out->only = words->layer, out->only_head = words->head;
+    out->inverse_temperature = words->sharpen;
     return 0;
 }
 
@@ -87,16 +88,17 @@ void lm_session_close(lm_session *s)
 const char *lm_session_attention(const lm_session *s, const lm_words *words, char text[LM_ATTENTION])
 {
     const bool lla = words->mechanism && strcmp(words->mechanism, "lla") == 0;
-    char layer[24] = "", ridge[48] = "", sharpen[24] = "";
+    char layer[32] = "", head[32] = "", ridge[48] = "", sharpen[24] = "";
     (void)s;
     if (lla)
         snprintf(ridge, sizeof ridge, ", ridge %g (%s)", words->ridge,
                  words->ridge_unit ? words->ridge_unit : names_ridge_unit(LOAM_RIDGE_NORMALISED));
     if (words->layer >= 0) snprintf(layer, sizeof layer, ", layer %d alone", (int)words->layer);
+    if (words->head >= 0) snprintf(head, sizeof head, ", head %d alone", (int)words->head);
     if (words->sharpen < 1 || words->sharpen > 1)
         snprintf(sharpen, sizeof sharpen, ", scores x %g", words->sharpen);
-    snprintf(text, LM_ATTENTION, "%.15s%s%s%s", words->mechanism ? words->mechanism : "softmax", ridge, layer,
-             sharpen);
+    snprintf(text, LM_ATTENTION, "%.15s%s%s%s%s", words->mechanism ? words->mechanism : "softmax", ridge,
+             layer, head, sharpen);
     return text;
 }
 

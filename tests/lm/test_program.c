@@ -125,6 +125,26 @@ static void test_against(void **state)
     assert_true(fabs(evaluated("--against softmax --against-sharpen 2", CHANGE) + sharper) < 1e-6);
 }
 
+/* One layer, one head of it, one head of each layer: all differ. */
+static void test_one_head(void **state)
+{
+    static const char *const where[] = { "", " --layer 1", " --head 1", " --layer 1 --head 1",
+                                         " --layer 1 --head 2" };
+    double nll[5];
+    (void)state;
+    make_text();
+    for (int n = 0; n < 5; n++) {
+        const outcome told = run_loam("lm eval " MODELS "llama" TOKENIZER
+                                      " --text t.txt --mechanism lla --ridge 0.5 --out h.csv%s",
+                                      where[n]);
+        expect_status(&told, 0);
+        assert_int_equal(strstr(told.out, ", head 1 alone") != NULL, n == 2 || n == 3);
+        nll[n] = csv_value("h.csv", 1, 3);
+        for (int other = 0; other < n; other++)
+            assert_true(fabs(nll[n] - nll[other]) > 1e-6);
+    }
+}
+
 static void test_generate(void **state)
 {
     (void)state;
@@ -373,6 +393,7 @@ static void test_refusals(void **state)
         { "eval " MODELS "llama" TOKENIZER " --text t.txt --mechanism lal", EXIT_USAGE,
           " --mechanism lal: expected softmax" },
         { "eval " MODELS "llama" TOKENIZER " --text t.txt --mechanism lla --layer 2", EXIT_USAGE, "layer 2" },
+        { "eval " MODELS "llama" TOKENIZER " --text t.txt --mechanism lla --head 4", EXIT_USAGE, "head 4" },
         { "eval " MODELS "bert" TOKENIZER " --text t.txt", EXIT_INPUT, "bert" },
         { "eval " MODELS "llama" TOKENIZER " --choices t.txt", EXIT_USAGE, "--form" },
         { "eval " MODELS "llama" TOKENIZER " --choices t.txt --form arc", EXIT_INPUT, "t.txt, line 1" },
@@ -403,11 +424,17 @@ static void test_refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_info),     cmocka_unit_test(test_eval),
-        cmocka_unit_test(test_generate), cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_chat),     cmocka_unit_test(test_choices_golden),
-        cmocka_unit_test(test_against),  cmocka_unit_test(test_choices_against),
-        cmocka_unit_test(test_embed),    cmocka_unit_test(test_embed_cut),
+        cmocka_unit_test(test_info),
+        cmocka_unit_test(test_eval),
+        cmocka_unit_test(test_one_head),
+        cmocka_unit_test(test_generate),
+        cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_chat),
+        cmocka_unit_test(test_choices_golden),
+        cmocka_unit_test(test_against),
+        cmocka_unit_test(test_choices_against),
+        cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_embed_cut),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
