@@ -74,7 +74,7 @@ static items read_items(const char *path, char *text, size_t room)
     const size_t bytes = fread(text, 1, room, file);
     fclose(file);
     assert_true(bytes < room);
-    if (items_read(&list, text, bytes, ITEM_ARC, path, &error)) fail_msg("%s", error.text);
+    if (items_read(&list, text, bytes, ITEM_ARC, NULL, path, &error)) fail_msg("%s", error.text);
     return list;
 }
 
