@@ -11,6 +11,8 @@ typedef struct lm_options {
     loam_mechanism mechanism; /* LOAM_SOFTMAX, LOAM_LLA, or LOAM_PARALLAX, whose probe is 0 */
     double ridge;             /* LOAM_LLA */
     loam_ridge_unit ridge_unit;
+    /* What the model was trained with instead, by its own arrays. */
+    bool own;
     int64_t only; /* the one layer with this mechanism, the others have softmax; -1: all have it */
     /* Scores are multiplied by it: 1.027 is a softmax that is as much sharper. */
     double inverse_temperature;

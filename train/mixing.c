@@ -88,6 +88,7 @@ static void size_of(const mixing *mix, activation which, int64_t *rows, int64_t 
     const int64_t keys = mixer_keys(row, &mix->options, &mix->shape);
     const int64_t inner = mixer_inner(row, &mix->options, &mix->shape);
     const int64_t gates = channels ? keys : mixer_value_heads(row, &mix->shape);
+    const int64_t mlp_inner = mixer_mlp_inner(&mix->options, &mix->shape);
     const bool block = row->block != MIXER_PLAIN, mamba = row->block == MIXER_MAMBA;
     int64_t first, filtered;
     mixer_filtered(row, &mix->shape, &first, &filtered);
@@ -131,8 +132,9 @@ static void size_of(const mixing *mix, activation which, int64_t *rows, int64_t 
         [ACTIVE_BETWEEN] = { mlp ? tokens : 0, d },
         [ACTIVE_MLP_X] = { mlp ? tokens : 0, d },
         [ACTIVE_MLP_NORM] = { mlp ? tokens : 0, mix->options.layer_norm ? 2 : 1 },
-        [ACTIVE_MLP_RAW] = { mlp ? tokens : 0, MLP_EXPAND * d },
-        [ACTIVE_MLP] = { mlp ? tokens : 0, MLP_EXPAND * d },
+        [ACTIVE_MLP_RAW] = { mlp ? tokens : 0, mlp_inner },
+        [ACTIVE_MLP_GATE] = { has_array(mix, ROLE_MLP_GATE) ? tokens : 0, mlp_inner },
+        [ACTIVE_MLP] = { mlp ? tokens : 0, mlp_inner },
     };
     *rows = sizes[which][0];
     *width = sizes[which][1];

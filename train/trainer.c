@@ -139,7 +139,8 @@ static loam_status open_parts(trainer *t, const uint64_t *seeds, const double *r
 {
     const trainer_options *o = &t->options;
     const int64_t models = o->shape.models;
-    const optimiser_options how = { o->warm, o->steps, o->decay, o->clip, o->muon, o->muon_rms };
+    const optimiser_options how = { o->warm,  o->steps, o->least, o->beta_v,
+                                    o->decay, o->clip,  o->muon,  o->muon_rms };
     const loam_status status = model_create(&t->net, t->on, o->row, &o->shape, &o->mixing, seeds, error);
     if (status) return status;
     int count;

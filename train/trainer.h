@@ -32,6 +32,8 @@ typedef struct trainer_options {
     int64_t steps;      /* of the schedule */
     int64_t warm;       /* steps of warm-up; 0: 1 % of them all, but at least 100 */
     int64_t test_every; /* steps from one test to the next, one follows the last step too; 0: that alone */
+    double least;       /* share of the highest rate that is left in the end */
+    double beta_v;      /* of AdamW; 0: 0.999 */
     double decay, clip;
     bool muon, muon_rms; /* as in optimiser_options */
     double stop;         /* a model whose accuracy has reached it is left as it is; 0: none is. Words only */
