@@ -111,7 +111,8 @@ static void put_loss(FILE *to, const trainer *t, int64_t test)
 
 static void put_time(FILE *to, const trainer *t, int64_t test)
 {
-    const double step = (double)(t->options.shape.batch * source_length(&t->options.shape.from));
+    const double step = (double)(t->options.batches * t->options.shape.batch *
+                                 source_length(&t->options.shape.from));
     fprintf(to, "%.0f,%.6g,%.6g\n", trainer_record(t, 0, test)->step, t->times[test],
             t->times[test] * step * 1e-6);
 }

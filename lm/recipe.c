@@ -60,6 +60,9 @@ int lm_recipe_config(lm_config *out, const lm_recipe *r, int64_t vocabulary, int
     if (out->heads_q > 0 && out->width % out->heads_q != 0)
         return io_fail(error, EXIT_USAGE, "--width %lld is not divisible by --heads %lld",
                        (long long)out->width, (long long)out->heads_q);
+    if (r->piece < 1 || r->batch % r->piece != 0)
+        return io_fail(error, EXIT_USAGE, "--batch %lld is no multiple of --micro-batch %lld",
+                       (long long)r->batch, (long long)r->piece);
     return lm_config_check(out, "the model", error);
 }
 
@@ -80,7 +83,8 @@ trainer_options lm_recipe_options(const lm_recipe *r, const lm_config *config)
         .untied = !config->tied,
         .short_filter = true,
     };
-    o.shape = (model_shape){ .batch = r->batch, .layers = r->layers, .width = r->width, .heads = r->heads };
+    o.shape = (model_shape){ .batch = r->piece, .layers = r->layers, .width = r->width, .heads = r->heads };
+    o.batches = r->batch / r->piece;
     o.steps = r->steps, o.warm = r->warm, o.test_every = r->every;
     o.least = 0.1, o.beta_v = 0.95, o.decay = r->decay, o.clip = 1;
     return o;

@@ -14,7 +14,9 @@ typedef struct lm_recipe {
     int64_t layers, width, heads, context;
     double ridge_least, ridge_most; /* of "lla" */
     loam_ridge_unit ridge_unit;
-    int64_t steps, batch, warm, every; /* every: steps between validations */
+    /* batch: windows of a step, in pieces of `piece`, of which it is a multiple; every: steps between
+     * validations */
+    int64_t steps, batch, piece, warm, every;
     double rate, decay;
     uint64_t seed;
 } lm_recipe;

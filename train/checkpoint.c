@@ -54,8 +54,8 @@ static void name_options(FILE *to, const trainer_options *o)
             how->layer_norm);
     fprintf(to, "; layers %" PRId64 "; width %" PRId64 "; heads %" PRId64 "; batch %" PRId64, o->shape.layers,
             o->shape.width, o->shape.heads, o->shape.batch);
-    fprintf(to, "; steps %" PRId64 "; warm %" PRId64 "; test_every %" PRId64, o->steps, o->warm,
-            o->test_every);
+    fprintf(to, "; batches %" PRId64 "; steps %" PRId64 "; warm %" PRId64 "; test_every %" PRId64, o->batches,
+            o->steps, o->warm, o->test_every);
     fprintf(to, "; least %.17g; beta_v %.17g; decay %.17g; clip %.17g; muon %d rms %d; stop %.17g", o->least,
             o->beta_v, o->decay, o->clip, o->muon, o->muon_rms, o->stop);
 }

@@ -25,7 +25,7 @@ static const char ABOUT[] =
 /* Options as they are written; 0: that of the size. */
 typedef struct request {
     const char *out, *architecture, *mechanism, *size, *ridge_unit, *backend, *dtype;
-    int64_t layers, width, heads, context, steps, batch, warm, every, seed, threads;
+    int64_t layers, width, heads, context, steps, batch, piece, warm, every, seed, threads;
     double ridge_least, ridge_most, rate, decay, minutes, checkpoint;
 } request;
 
@@ -67,9 +67,17 @@ static const struct {
     const char *name;
     int64_t layers, width, heads, context;
 } sizes[] = { { "34m", 8, 512, 8, 1024 }, { "small", 4, 256, 4, 256 } };
+enum { FEW = 8 };
 enum { SIZES = sizeof sizes / sizeof *sizes };
 
 static const char *size_word(int index) { return index < SIZES ? sizes[index].name : NULL; }
+
+/* On a GPU all windows at once; a CPU is as fast with a few. */
+static int64_t piece_of(const request *r)
+{
+    const bool few = (!r->backend || strcmp(r->backend, "cpu") == 0) && r->batch % FEW == 0;
+    return r->piece > 0 ? r->piece : few ? FEW : r->batch;
+}
 
 static int recipe_of(const request *r, lm_recipe *out, io_error *error)
 {
@@ -93,6 +101,7 @@ static int recipe_of(const request *r, lm_recipe *out, io_error *error)
                         .ridge_unit = (loam_ridge_unit)unit,
                         .steps = r->steps,
                         .batch = r->batch,
+                        .piece = piece_of(r),
                         .warm = r->warm,
                         .every = r->every,
                         .rate = r->rate,
@@ -195,6 +204,8 @@ static int parse(request *r, int *argc, char **argv, bool *help, io_error *error
         { "ridge-unit", OPTION_TEXT, &r->ridge_unit, 0, 0, "UNIT", "normalised (default), max or trace" },
         { "steps", OPTION_INT, &r->steps, 1, 1e9, "N", "default 800" },
         { "batch", OPTION_INT, &r->batch, 1, 1e6, "N", "windows of a step; default 128" },
+        { "micro-batch", OPTION_INT, &r->piece, 1, 1e6, "N",
+          "windows at a time, which memory must hold; default all, on the CPU 8" },
         { "rate", OPTION_REAL, &r->rate, 0, 1e3, "X", "the highest; default 0.001" },
         { "warm", OPTION_INT, &r->warm, 1, 1e9, "N", "steps of warm-up; default 200" },
         { "decay", OPTION_REAL, &r->decay, 0, 1e3, "X", "of matrices; default 0.1" },
