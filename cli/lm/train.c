@@ -154,6 +154,13 @@ static void print_held(const lm_shards *s, const lm_held_loss *held)
 
 /* ---------------------------------------------------------------- the command */
 
+static int make_folder(const char *path, io_error *error)
+{
+    struct stat told;
+    if (mkdir(path, 0777) == 0 || (stat(path, &told) == 0 && S_ISDIR(told.st_mode))) return 0;
+    return io_fail(error, EXIT_OUTPUT, "cannot make the folder %s: %s", path, strerror(errno));
+}
+
 static int train(const request *r, const lm_recipe *recipe, const machine *on, const char *data,
                  io_error *error)
 {
@@ -164,8 +171,7 @@ static int train(const request *r, const lm_recipe *recipe, const machine *on, c
     if (status) return status;
     lm_held_loss *held = calloc((size_t)shards.corpora, sizeof *held);
     if (!held) status = io_fail(error, EXIT_INTERNAL, "out of memory for what is found");
-    if (!status && mkdir(r->out, 0777) != 0 && errno != EEXIST)
-        status = io_fail(error, EXIT_OUTPUT, "cannot make %s: %s", r->out, strerror(errno));
+    if (!status) status = make_folder(r->out, error);
     const lm_pretraining p = { .recipe = recipe,
                                .shards = &shards,
                                .on = on,
