@@ -31,8 +31,8 @@ typedef struct lm_config {
     int64_t rope_dim; /* the first channels of a head, which RoPE turns in halves; 0: none */
     double rope_base;
     lm_activation activation;
-    /* The attention that it was trained with, by our key "loam_attention": LOAM_SOFTMAX, LOAM_LLA with a ridge
-     * for each head and token, or LOAM_PARALLAX with a probe. */
+    /* The attention that it was trained with, by our key "loam_attention": LOAM_SOFTMAX, LOAM_LLA with a
+     * ridge for each head and token, or LOAM_PARALLAX with a probe. */
     loam_mechanism mechanism;
     bool forgets;                   /* LOAM_SOFTMAX: FoX, with a gate for each head and token */
     double ridge_least, ridge_most; /* LOAM_LLA: least + (most - least) sigmoid(W x) */
@@ -48,8 +48,8 @@ typedef struct lm_config {
 /* "gpt2", "gpt_neox", "llama", "bert". */
 const char *lm_architecture_name(lm_architecture architecture);
 
-/* "softmax", "lla", "parallax", "fox": sets, or tells, the attention that a model was trained with. False: there
- * is no other. */
+/* "softmax", "lla", "parallax", "fox": sets, or tells, the attention that a model was trained with. False:
+ * there is none of this name. */
 bool lm_config_attention(lm_config *config, const char *name);
 const char *lm_config_attention_name(const lm_config *config);
 

@@ -152,8 +152,8 @@ static loam_status add_windows(trainer *t, const text_shape *text, int64_t first
     return status;
 }
 
-/* Every token but the first, which is the end token: windows one after another, and a last one that ends with the
- * text, of which the tokens that are left count. */
+/* Every token but the first, which is the end token: windows one after another, and a last one that ends with
+ * the text, of which the tokens that are left count. */
 static loam_status add_text(trainer *t, const lm_shard *held, double *sum, loam_error *error)
 {
     const text_shape *trained = &t->options.shape.from.text;
@@ -203,7 +203,7 @@ static int write_held(const run *r, const lm_held_loss *held)
 
 /* ---------------------------------------------------------------- the end */
 
-/* The times leave the state, so that it has the same bytes in every run; without them this was done before. */
+/* The times leave the state, so that it has the same bytes in every run. Without them this has been done. */
 static int keep_times(run *r)
 {
     trainer *t = &r->trainer;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Pretraining of a language model into a folder, in pieces of any length, with the same bytes however it is cut:
+ * Pretraining of a language model into a folder, with the same bytes however it is cut into pieces:
  *
  *     state.safetensors   what a run goes on from
  *     best.safetensors    the arrays that did best on the validation text, by their names in train/
@@ -34,8 +34,8 @@ typedef struct lm_held_loss {
     double nll, bits; /* bits for each byte of the text */
 } lm_held_loss;
 
-/* Trains until it is finished or the seconds have passed. *finished: then held [corpora] is filled in and all files
- * are there. */
+/* Trains until it is finished or the seconds have passed. *finished: then held [corpora] is filled in and all
+ * files are there. */
 int lm_pretrain(const lm_pretraining *p, lm_held_loss *held, bool *finished, io_error *error);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * What is pretrained, and how: a recipe as a model's configuration, and as the trainer's options. The blocks
- * are those of train/model.h, whose linear maps have no biases: the files of architectures that have some hold
- * zeros. */
+ * are those of train/model.h, whose linear maps have no biases: the files of architectures that have some
+ * hold zeros. */
 #ifndef LOAM_LM_RECIPE_H
 #define LOAM_LM_RECIPE_H
 

@@ -29,8 +29,8 @@ typedef struct lm_shards {
     uint64_t sum; /* of the tokens of train and valid: tells data apart */
 } lm_shards;
 
-/* Everything is read and checked: counts against the sizes of files, tokens against the vocabulary. On failure
- * *s is all zero. */
+/* Everything is read and checked: counts against the sizes of files, tokens against the vocabulary. On
+ * failure *s is all zero. */
 int lm_shards_open(lm_shards *s, const char *folder, io_error *error);
 void lm_shards_close(lm_shards *s);
 

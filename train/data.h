@@ -54,8 +54,8 @@ void recall_example(const recall_shape *shape, uint64_t seed, train_split split,
 
 /* ---- text: windows of a corpus, in which each token predicts the next */
 
-/* Training examples are windows drawn from (seed, example) anywhere in the training text; the test has its text
- * in windows one after another. */
+/* Training examples are windows drawn from (seed, example) anywhere in the training text; the test has its
+ * text in windows one after another. */
 typedef struct text_shape {
     int64_t length, words;     /* tokens of a window; tokens are below `words` */
     const uint16_t *tokens[2]; /* of each train_split */

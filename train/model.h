@@ -5,7 +5,8 @@
  *                                              mixer_options.untied an array of its own instead of E
  *     regression:  e = x W_in + P[t]           prediction = e W_out
  *     layers:      e = e + mix(rms_norm(e; gain)) W_o
- *                  e = e + gelu(rms_norm(e; mlp_gain) mlp_1) mlp_2    with mixer_options.mlp, mlp_gate, parallel
+ *                  e = e + gelu(rms_norm(e; mlp_gain) mlp_1) mlp_2    with mixer_options.mlp
+ *                  mlp_gate, parallel: other such layers
  */
 #ifndef LOAM_TRAIN_MODEL_H
 #define LOAM_TRAIN_MODEL_H

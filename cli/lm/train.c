@@ -16,11 +16,11 @@
 static const char USAGE[] = "loam lm train DATA --out RUN [options]";
 static const char ABOUT[] =
     "Trains a language model from nothing on the shards of the folder DATA: manifest.json, tokenizer.json, "
-    "train.u16, valid.u16, held-NAME.u16. AdamW (0.9, 0.95) with decay of matrices alone, a warm-up and a cosine "
-    "to a tenth of the rate, gradients clipped at 1; on a GPU bf16 products with float32 weights. Batches are "
-    "windows drawn from the seed: the same ones for every mechanism. RUN gets the model that did best on the "
-    "validation text, losses, times and what was found on held-out texts. The same command goes on where it was "
-    "stopped or killed, with the same bytes.";
+    "train.u16, valid.u16, held-NAME.u16. AdamW (0.9, 0.95) with decay of matrices alone, a warm-up and a "
+    "cosine to a tenth of the rate, gradients clipped at 1; on a GPU bf16 products with float32 weights. "
+    "Batches are windows drawn from the seed: the same ones for every mechanism. RUN gets the model that did "
+    "best on the validation text, losses, times and what was found on held-out texts. The same command goes "
+    "on where it was stopped or killed, with the same bytes.";
 
 /* Options as they are written; 0: that of the size. */
 typedef struct request {

@@ -65,8 +65,8 @@ static void close_data(lm_shards *s)
     grammar_remove("data");
 }
 
-/* The model in `run` of tokens [count], as pretraining judges them: each but the first, in windows of which the last
- * begins earlier. */
+/* What the model in `run` finds of tokens [count] but the first, in windows of which the last begins earlier;
+ * or in whole windows alone. */
 static double scored(const lm_options *options, const uint16_t *text, int64_t count, bool whole_windows)
 {
     machine on = machine_cpu(LOAM_F32, 1);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * loam lm train as a user runs it: it learns, goes on after it was killed with the same bytes, and refuses. */
+ * loam lm train as a user runs it: it learns, goes on with the same bytes after it was killed, refuses. */
 #include "tests/cli/program.h"
 #include "tests/lm/grammar.h"
 

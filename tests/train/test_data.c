@@ -228,8 +228,8 @@ static void test_regression_batch(void **state)
     batch_close(&b);
 }
 
-/* Windows that follow each other in the test, and begin anywhere in the training: also at the first place and the
- * last, and elsewhere with another seed. */
+/* Windows that follow each other in the test, and begin anywhere in the training: also at the first place and
+ * the last, and elsewhere with another seed. */
 static void test_text(void **state)
 {
     enum { WINDOW = 5, TRAIN = 12, TEST = 13 };
