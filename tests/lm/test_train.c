@@ -111,6 +111,9 @@ static void eval_knows_the_attention(void **state)
     told = run_loam("lm eval run --text t.txt --context 8");
     expect_status(&told, 0);
     assert_non_null(strstr(told.out, "attention: lla"));
+    told = run_loam("lm info run");
+    expect_status(&told, 0);
+    assert_non_null(strstr(told.out, "attention      lla\n"));
     told = run_loam("lm eval run --text t.txt --context 8 --mechanism softmax");
     expect_status(&told, 0);
     assert_non_null(strstr(told.out, "attention: softmax"));
