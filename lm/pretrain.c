@@ -50,12 +50,6 @@ static int check_texts(const lm_pretraining *p, io_error *error)
     if (s->train.count > INT32_MAX)
         return io_fail(error, EXIT_INPUT, "%s: %lld training tokens; expected at most %d", p->data,
                        (long long)s->train.count, INT32_MAX);
-    for (int64_t i = 0; i < s->corpora; i++)
-        if (s->held[i].shard.count <= context)
-            return io_fail(error, EXIT_INPUT,
-                           "%s: held-%s.u16 has %lld tokens; expected at least the %lld of a "
-                           "context",
-                           p->data, s->held[i].name, (long long)s->held[i].shard.count - 1, context);
     if (r->batch > INT32_MAX / r->steps || r->context > INT32_MAX / r->batch)
         return io_fail(error, EXIT_USAGE, "%lld steps of %lld windows of %lld tokens are too many",
                        (long long)r->steps, (long long)r->batch, context);
@@ -132,9 +126,14 @@ static void watch(void *with, const trainer *t, bool tested)
 
 /* ---------------------------------------------------------------- what was held out */
 
-/* The losses of windows first .. first + count - 1 of a text, but for the first `skipped` tokens of each. */
-static loam_status add_windows(trainer *t, const text_shape *text, int64_t first, int64_t count,
-                               int64_t skipped, double *sum, loam_error *error)
+/* Those tokens of a window that count: from .. to - 1. */
+typedef struct span {
+    int64_t from, to;
+} span;
+
+/* The losses of windows first .. first + count - 1 of a text. */
+static loam_status add_windows(trainer *t, const text_shape *text, int64_t first, int64_t count, span counted,
+                               double *sum, loam_error *error)
 {
     const matrix each = model_results(t->net);
     const int64_t batch = t->options.shape.batch;
@@ -148,7 +147,25 @@ static loam_status add_windows(trainer *t, const text_shape *text, int64_t first
     loam_status status = model_test(t->net, &t->data, error);
     if (!status) status = machine_download(t->on, t->host, each.data, bytes, error);
     for (int64_t row = 0; row < count * text->length && !status; row++)
-        if (row % text->length >= skipped) *sum += (double)((const float *)t->host)[row * each.width];
+        if (row % text->length >= counted.from && row % text->length < counted.to)
+            *sum += (double)((const float *)t->host)[row * each.width];
+    return status;
+}
+
+/* A text that fills no window: none of its tokens sees those behind it. */
+static loam_status add_short(trainer *t, const lm_shard *held, double *sum, loam_error *error)
+{
+    const text_shape *trained = &t->options.shape.from.text;
+    const int64_t length = trained->length;
+    uint16_t *all = calloc((size_t)length + 1, sizeof *all);
+    if (!all) {
+        *error = (loam_error){ LOAM_EMEMORY, "out of memory for a window" };
+        return LOAM_EMEMORY;
+    }
+    memcpy(all, held->tokens, (size_t)held->count * sizeof *all);
+    const text_shape text = { length, trained->words, { NULL, all }, { 0, length + 1 }, 0 };
+    const loam_status status = add_windows(t, &text, 0, 1, (span){ 0, held->count - 1 }, sum, error);
+    free(all);
     return status;
 }
 
@@ -159,14 +176,16 @@ static loam_status add_text(trainer *t, const lm_shard *held, double *sum, loam_
     const text_shape *trained = &t->options.shape.from.text;
     const int64_t length = trained->length, batch = t->options.shape.batch, all = (held->count - 1) / length;
     text_shape text = { length, trained->words, { NULL, held->tokens }, { 0, held->count }, 0 };
+    const span whole = { 0, length };
     loam_status status = LOAM_OK;
+    if (all == 0) return add_short(t, held, sum, error);
     for (int64_t first = 0; first < all && !status; first += batch)
-        status = add_windows(t, &text, first, all - first < batch ? all - first : batch, 0, sum, error);
+        status = add_windows(t, &text, first, all - first < batch ? all - first : batch, whole, sum, error);
     const int64_t left = held->count - 1 - all * length;
     if (status || left == 0) return status;
     text.tokens[TRAIN_SPLIT_TEST] += held->count - 1 - length;
     text.count[TRAIN_SPLIT_TEST] = length + 1;
-    return add_windows(t, &text, 0, 1, length - left, sum, error);
+    return add_windows(t, &text, 0, 1, (span){ length - left, length }, sum, error);
 }
 
 static int judge_held(run *r, lm_held_loss *held)

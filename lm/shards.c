@@ -84,6 +84,13 @@ static int read_shard(const reading *r, const char *name, int64_t first, int64_t
 
 /* ---------------------------------------------------------------- the manifest */
 
+/* What is told of a split of a corpus: in an object of all splits, or beside its name. */
+static const json_t *split_of(const json_t *corpus, const char *split)
+{
+    const json_t *splits = json_object_get(corpus, "splits");
+    return json_object_get(splits ? splits : corpus, split);
+}
+
 /* Names are parts of the names of files. */
 static bool is_name(const char *name)
 {
@@ -93,16 +100,17 @@ static bool is_name(const char *name)
 
 static int read_held(const reading *r, const json_t *corpus, lm_held *to)
 {
-    const json_t *held = json_object_get(corpus, "held");
+    const json_t *held = split_of(corpus, "held");
     const char *name = json_string_value(json_object_get(corpus, "name"));
     char file[NAME + 16];
     int64_t tokens;
     if (!is_name(name))
         return io_fail(r->error, EXIT_INPUT, "%s: a corpus has no 'name' of letters, digits and ._+-",
                        r->manifest);
-    int status = number_of(r, held, "tokens", 1, INT32_MAX, &tokens);
-    if (!status) status = number_of(r, held, "bytes", 1, INT64_MAX / 2, &to->bytes);
-    if (status) return status;
+    int status = number_of(r, held, "tokens", 0, INT32_MAX, &tokens);
+    if (!status) status = number_of(r, held, "bytes", tokens > 0, INT64_MAX / 2, &to->bytes);
+    if (status || tokens == 0) return status;
+    r->to->corpora++;
     to->name = strdup(name);
     if (!to->name) return io_fail(r->error, EXIT_INTERNAL, "out of memory for the names of corpora");
     snprintf(file, sizeof file, "held-%s.u16", name);
@@ -120,7 +128,7 @@ static int tokens_of(const reading *r, const json_t *corpora, const char *split,
     json_array_foreach(corpora, index, corpus)
     {
         int64_t tokens;
-        const int status = number_of(r, json_object_get(corpus, split), "tokens", 0, INT32_MAX, &tokens);
+        const int status = number_of(r, split_of(corpus, split), "tokens", 0, INT32_MAX, &tokens);
         if (status) return status;
         *out += tokens;
     }
@@ -153,7 +161,7 @@ static int read_all(const reading *r, const json_t *root)
     s->held = calloc(json_array_size(corpora), sizeof *s->held);
     if (!s->held) return io_fail(r->error, EXIT_INTERNAL, "out of memory for %s", r->manifest);
     for (size_t i = 0; !status && i < json_array_size(corpora); i++)
-        status = read_held(r, json_array_get(corpora, i), &s->held[s->corpora++]);
+        status = read_held(r, json_array_get(corpora, i), &s->held[s->corpora]);
     return status;
 }
 

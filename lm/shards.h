@@ -24,7 +24,7 @@ typedef struct lm_shards {
     int64_t vocabulary;
     int32_t end_token;
     lm_shard train, valid;
-    lm_held *held; /* [corpora] */
+    lm_held *held; /* [corpora] that have such text */
     int64_t corpora;
     uint64_t sum; /* of the tokens of train and valid: tells data apart */
 } lm_shards;

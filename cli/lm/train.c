@@ -169,7 +169,7 @@ static int train(const request *r, const lm_recipe *recipe, const machine *on, c
     bool finished = false;
     int status = lm_shards_open(&shards, data, error);
     if (status) return status;
-    lm_held_loss *held = calloc((size_t)shards.corpora, sizeof *held);
+    lm_held_loss *held = calloc((size_t)shards.corpora + 1, sizeof *held);
     if (!held) status = io_fail(error, EXIT_INTERNAL, "out of memory for what is found");
     if (!status) status = make_folder(r->out, error);
     const lm_pretraining p = { .recipe = recipe,

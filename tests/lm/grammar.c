@@ -47,16 +47,17 @@ void grammar_write(const char *folder)
     put_tokens(folder, "train.u16", 1, GRAMMAR_TRAIN);
     put_tokens(folder, "valid.u16", 2, GRAMMAR_VALID);
     put_tokens(folder, "held-one.u16", 3, GRAMMAR_HELD);
-    put_tokens(folder, "held-two.u16", 4, GRAMMAR_HELD);
+    put_tokens(folder, "held-two.u16", 4, GRAMMAR_SHORT);
     const int bytes = snprintf(
         text, sizeof text,
         "{\"vocabulary\":%d,\"end_token\":0,\"note\":\"a further key\",\"corpora\":["
         "{\"name\":\"one\",\"train\":{\"bytes\":1,\"tokens\":%d},\"valid\":{\"bytes\":1,\"tokens\":%d},"
         "\"held\":{\"bytes\":%d,\"tokens\":%d,\"documents\":3}},"
-        "{\"name\":\"two\",\"train\":{\"bytes\":1,\"tokens\":%d},\"valid\":{\"bytes\":1,\"tokens\":%d},"
-        "\"held\":{\"bytes\":%d,\"tokens\":%d}}]}",
+        "{\"name\":\"two\",\"splits\":{\"train\":{\"bytes\":1,\"tokens\":%d},\"valid\":{\"bytes\":1,\"tokens\":%d},"
+        "\"held\":{\"bytes\":%d,\"tokens\":%d}},\"held\":\"held-two.u16\"},"
+        "{\"name\":\"none\",\"splits\":{\"train\":{\"tokens\":0},\"valid\":{\"tokens\":0},\"held\":{\"bytes\":0,\"tokens\":0}}}]}",
         GRAMMAR_VOCABULARY, GRAMMAR_TRAIN - 5, GRAMMAR_VALID - 6, 3 * GRAMMAR_HELD, GRAMMAR_HELD, 5, 6,
-        3 * GRAMMAR_HELD, GRAMMAR_HELD);
+        3 * GRAMMAR_SHORT, GRAMMAR_SHORT);
     grammar_put(folder, "manifest.json", text, (unsigned long)bytes);
     snprintf(text, sizeof text, "cp %s/tokenizer.json %s", LM_TEST_DATA, folder);
     assert_int_equal(system(text), 0);

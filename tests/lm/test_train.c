@@ -15,14 +15,14 @@
 #define TINY "lm train data --layers 2 --width 32 --heads 2 --context 16 --batch 8 --rate 0.01 --warm 5"
 #define SHORT TINY " --steps 12 --every 4 --mechanism lla --micro-batch 4 --checkpoint 0"
 
-/* Column `column` of the last line of a CSV. */
-static double last_value(const char *path, int column)
+/* Column `column` of the last line of a CSV that begins so. */
+static double last_value(const char *path, const char *begins, int column)
 {
     char line[512] = "", kept[512] = "";
     FILE *file = fopen(path, "r");
     assert_non_null(file);
     while (fgets(line, sizeof line, file))
-        memcpy(kept, line, sizeof kept);
+        if (strncmp(line, begins, strlen(begins)) == 0) memcpy(kept, line, sizeof kept);
     fclose(file);
     const char *at = kept;
     for (int i = 0; i < column; i++)
@@ -45,10 +45,10 @@ static void it_learns(void **state)
     (void)state;
     const outcome told = run_loam(TINY " --out run --steps 150");
     expect_status(&told, 0);
-    const double nll = last_value("run/held.csv", 3);
+    const double nll = last_value("run/held.csv", "one,", 3);
     printf("held out: %.4f\n", nll);
     assert_true(nll > 0.69 && nll < 1.5);
-    assert_true(fabs(last_value("run/held.csv", 4) - nll / (3 * log(2))) < 1e-6);
+    assert_true(fabs(last_value("run/held.csv", "one,", 4) - nll / (3 * log(2))) < 1e-6);
     assert_non_null(strstr(told.out, "held out"));
     const outcome read = run_loam("lm info run");
     expect_status(&read, 0);
@@ -67,7 +67,7 @@ static void killed_runs_continue(void **state)
     (void)state;
     const outcome whole = run_loam(SHORT " --out whole");
     expect_status(&whole, 0);
-    assert_true(last_value("whole/times.csv", 1) > 0);
+    assert_true(last_value("whole/times.csv", "12,", 1) > 0);
     for (size_t i = 0; i < sizeof moments / sizeof *moments; i++) {
         const bool killed = kill_loam(SHORT " --out killed", moments[i]);
         if (!killed && i < 3) fail_msg("the run ended before: %s", moments[i]);
@@ -141,7 +141,6 @@ static void wrong_runs_are_refused(void **state)
         { "lm train data --out run --width 30 --heads 4", EXIT_USAGE,
           "--width 30 is not divisible by --heads 4" },
         { "lm train data --out run --context 800", EXIT_INPUT, "more than the 800 of a context" },
-        { "lm train data --out run --context 600", EXIT_INPUT, "held-one.u16 has 501 tokens" },
         { TINY " --out t.txt", EXIT_OUTPUT, "cannot make the folder t.txt" },
         { TINY " --out other", EXIT_OUTPUT, "other/config.json is there, and no state.safetensors" },
     };
