@@ -53,9 +53,11 @@ void grammar_write(const char *folder)
         "{\"vocabulary\":%d,\"end_token\":0,\"note\":\"a further key\",\"corpora\":["
         "{\"name\":\"one\",\"train\":{\"bytes\":1,\"tokens\":%d},\"valid\":{\"bytes\":1,\"tokens\":%d},"
         "\"held\":{\"bytes\":%d,\"tokens\":%d,\"documents\":3}},"
-        "{\"name\":\"two\",\"splits\":{\"train\":{\"bytes\":1,\"tokens\":%d},\"valid\":{\"bytes\":1,\"tokens\":%d},"
-        "\"held\":{\"bytes\":%d,\"tokens\":%d}},\"held\":\"held-two.u16\"},"
-        "{\"name\":\"none\",\"splits\":{\"train\":{\"tokens\":0},\"valid\":{\"tokens\":0},\"held\":{\"bytes\":0,\"tokens\":0}}}]}",
+        "{\"name\":\"two\",\"splits\":{\"train\":{\"bytes\":1,\"tokens\":%d},"
+        "\"valid\":{\"bytes\":1,\"tokens\":%d},\"held\":{\"bytes\":%d,\"tokens\":%d}},"
+        "\"held\":\"held-two.u16\"},"
+        "{\"name\":\"none\",\"splits\":{\"train\":{\"tokens\":0},\"valid\":{\"tokens\":0},"
+        "\"held\":{\"bytes\":0,\"tokens\":0}}}]}",
         GRAMMAR_VOCABULARY, GRAMMAR_TRAIN - 5, GRAMMAR_VALID - 6, 3 * GRAMMAR_HELD, GRAMMAR_HELD, 5, 6,
         3 * GRAMMAR_SHORT, GRAMMAR_SHORT);
     grammar_put(folder, "manifest.json", text, (unsigned long)bytes);
