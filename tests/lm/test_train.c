@@ -108,15 +108,16 @@ static void eval_knows_the_attention(void **state)
     outcome told = run_loam(TINY " --out run --steps 20 --mechanism lla --ridge-least 0.1 --ridge-most 2");
     expect_status(&told, 0);
     run_shell("echo 'the cat, the dog' >t.txt");
-    told = run_loam("lm eval run --text t.txt --context 8");
+    told = run_loam("lm eval run --text t.txt --context 8 --out own.csv");
     expect_status(&told, 0);
     assert_non_null(strstr(told.out, "attention: lla"));
     told = run_loam("lm info run");
     expect_status(&told, 0);
     assert_non_null(strstr(told.out, "attention      lla\n"));
-    told = run_loam("lm eval run --text t.txt --context 8 --mechanism softmax");
+    told = run_loam("lm eval run --text t.txt --context 8 --mechanism softmax --out other.csv");
     expect_status(&told, 0);
     assert_non_null(strstr(told.out, "attention: softmax"));
+    assert_false(shell_holds("cmp -s own.csv other.csv"));
     assert_true(shell_holds("grep -q '\"ridge_most\": 2.0' run/config.json"));
     run_shell("rm -r run");
 }
