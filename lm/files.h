@@ -35,6 +35,9 @@ typedef enum lm_part {
     LM_UP_BIAS,
     LM_DOWN, /* [width][inner] */
     LM_DOWN_BIAS,
+    LM_RIDGE,  /* [heads_q][width]; of models trained with LLA */
+    LM_PROBE,  /* [heads_q head_dim][width]; with Parallax */
+    LM_FORGET, /* [heads_q][width]; with FoX */
     LM_PARTS
 } lm_part;
 

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "lm/model.h"
 
+#include "train/mixer.h"
+
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
@@ -26,6 +28,8 @@ struct lm_text {
     int64_t room, most, length;
     memory memory;
     matrix *keys, *values; /* [layers], each [1][room][heads_kv head_dim] */
+    matrix *decays;        /* [layers], each [1][room][heads_q], of models that forget */
+    matrix gates, ridge;   /* of the rows that are read, before and after the gate */
     matrix x, y, second, stats, q, o, up, gate, inner, probe; /* second: with parallel attention and mlp */
     matrix ridges;                                            /* [layers][heads_q], of options.heads */
     int32_t *ids;                                             /* of the tokens that are read */
@@ -82,6 +86,10 @@ int lm_model_open(lm_model **made, const machine *on, const lm_files *f, const l
     lm_model *m = calloc(1, sizeof *m);
     if (!m) return io_fail(error, EXIT_INTERNAL, "out of memory for a model");
     m->on = on, m->config = config, m->options = *options;
+    if (options->own) {
+        m->options.mechanism = config->mechanism;
+        m->options.only = m->options.only_head = -1, m->options.heads = NULL;
+    }
     status = lm_weights_open(&m->weights, on, f, options->weights, error);
     if (status)
         free(m);
@@ -187,9 +195,12 @@ static loam_problem problem_of(const lm_text *t, attended what)
     p.causal = causal;
     p.scale = its.inverse_temperature / sqrt((double)c->head_dim);
     if (c->scale_by_layer) p.scale /= (double)(what.layer + 1);
+    p.decay = t->options.own && c->forgets;
     if (its.mechanism != LOAM_LLA) return p;
-    p.ridge_unit = t->options.ridge_unit;
-    if (ridges_differ(t, what.layer, what.first, what.count))
+    p.ridge_unit = t->options.own ? c->ridge_unit : t->options.ridge_unit;
+    if (t->options.own)
+        p.ridge_axes = LOAM_RIDGE_TOKEN;
+    else if (ridges_differ(t, what.layer, what.first, what.count))
         p.ridge_axes = LOAM_RIDGE_HEAD;
     else
         p.ridge = its.ridge;
@@ -242,10 +253,12 @@ static void take_all(lm_text *t)
 {
     const lm_config *c = t->of->config;
     const machine *on = t->of->on;
+    const bool forgets = t->of->options.own && c->forgets;
     const int64_t q = c->heads_q * c->head_dim, kv = c->heads_kv * c->head_dim;
     for (int64_t i = 0; i < c->layers; i++) {
         t->keys[i] = memory_matrix(&t->memory, on->operand, 1, t->room, kv);
         t->values[i] = memory_matrix(&t->memory, on->operand, 1, t->room, kv);
+        if (forgets) t->decays[i] = memory_matrix(&t->memory, on->dtype, 1, t->room, c->heads_q);
     }
     t->x = memory_matrix(&t->memory, on->dtype, 1, t->most, c->width);
     t->y = memory_matrix(&t->memory, on->dtype, 1, t->most, c->width);
@@ -260,6 +273,10 @@ static void take_all(lm_text *t)
                    ? memory_matrix(&t->memory, on->operand, 1, t->most, q)
                    : none;
     t->ridges = memory_matrix(&t->memory, LOAM_F32, 1, c->layers, c->heads_q);
+    if (t->of->options.own && (c->forgets || c->mechanism == LOAM_LLA)) {
+        t->gates = memory_matrix(&t->memory, on->dtype, 1, t->most, c->heads_q);
+        t->ridge = memory_matrix(&t->memory, on->dtype, 1, t->most, c->heads_q);
+    }
     t->ids = memory_take(&t->memory, t->most, sizeof *t->ids);
 }
 
@@ -276,8 +293,9 @@ int lm_text_open(lm_text **made, const lm_model *m, int64_t room, int64_t chunk,
     t->of = m, t->room = room, t->most = chunk;
     t->keys = calloc((size_t)c->layers, sizeof *t->keys),
     t->values = calloc((size_t)c->layers, sizeof *t->keys);
+    t->decays = calloc((size_t)c->layers, sizeof *t->decays);
     t->plans = calloc((size_t)c->layers, (size_t)c->heads_q * sizeof *t->plans);
-    bool there = t->keys && t->values && t->plans;
+    bool there = t->keys && t->values && t->decays && t->plans;
     if (there) take_all(t), there = memory_open(&t->memory, m->on);
     if (!there) {
         lm_text_close(t);
@@ -302,6 +320,7 @@ void lm_text_close(lm_text *t)
     free(t->plans);
     free(t->keys);
     free(t->values);
+    free(t->decays);
     free(t);
 }
 
@@ -319,8 +338,9 @@ int lm_text_attention(lm_text *t, const lm_options *options, io_error *error)
     const int64_t heads = c->layers * c->heads_q;
     const int status = check_options(c, options, error);
     if (status) return status;
-    if (options->mechanism == LOAM_PARALLAX && !t->probe.data)
-        return io_fail(error, EXIT_USAGE, "parallax: the model was opened without it");
+    if ((options->mechanism == LOAM_PARALLAX && !t->probe.data) || (options->own && !t->of->options.own))
+        return io_fail(error, EXIT_USAGE, "%s: the model was opened without it",
+                       options->own ? "its own attention" : "parallax");
     float *ridges = options->heads ? malloc((size_t)heads * sizeof *ridges) : NULL;
     if (options->heads && !ridges) return io_fail(error, EXIT_INTERNAL, "out of memory for ridges");
     drop_plans(t);
@@ -366,6 +386,9 @@ static loam_const_view heads_of(matrix a, int64_t head_dim)
     return (loam_const_view){ a.data, a.rows * a.row, head_dim, a.row };
 }
 
+/* A number for each head and row. */
+static loam_const_view numbers_of(matrix a) { return (loam_const_view){ a.data, a.rows * a.row, 1, a.row }; }
+
 /* Turns rows of heads in place, whose first token is the next one of the text. */
 static int turn(const lm_text *t, matrix a, int64_t heads, io_error *error)
 {
@@ -394,6 +417,7 @@ static int attend_heads(lm_text *t, attended what, matrix o, matrix q, io_error 
     const int status = plan_for(t, what, &plan, error);
     if (status) return status;
     const loam_problem *p = loam_plan_problem(plan);
+    const bool lla = p->mechanism == LOAM_LLA, own = t->options.own;
     const matrix probe = p->mechanism == LOAM_PARALLAX
                              ? matrix_columns(matrix_rows(t->probe, 0, q.rows), from, width)
                              : none;
@@ -401,6 +425,8 @@ static int attend_heads(lm_text *t, attended what, matrix o, matrix q, io_error 
                        .k = heads_of(k, d),
                        .v = heads_of(v, d),
                        .probe = heads_of(probe, d),
+                       .ridge = numbers_of(own && lla ? matrix_rows(t->ridge, 0, q.rows) : none),
+                       .log_decay = numbers_of(own && c->forgets ? t->decays[what.layer] : none),
                        .lens_kv = &in_use,
                        .o = heads_view(matrix_columns(o, from, width), d),
                        .work = t->work,
@@ -422,6 +448,30 @@ static int attend(lm_text *t, int64_t layer, matrix o, matrix q, io_error *error
     return status;
 }
 
+/* Probes, ridges and log decays of the rows x, as they were trained: train/plain.c. */
+static int own_gates(const lm_text *t, int64_t layer, matrix x, io_error *error)
+{
+    const machine *on = t->of->on;
+    const lm_config *c = t->of->config;
+    const lm_weights *w = &t->of->weights;
+    const matrix gates = matrix_rows(t->gates, 0, x.rows);
+    if (!t->options.own) return 0;
+    if (c->mechanism == LOAM_LLA) {
+        on->op->product(on, gates, x, lm_weight(w, layer, LM_RIDGE), PRODUCT_B_TRANSPOSED);
+        on->op->sigmoid_gate(on, matrix_rows(t->ridge, 0, x.rows), gates, none, c->ridge_least,
+                             c->ridge_most);
+    }
+    if (c->forgets) {
+        on->op->product(on, gates, x, lm_weight(w, layer, LM_FORGET), PRODUCT_B_TRANSPOSED);
+        on->op->forget_gate(on, matrix_rows(t->decays[layer], t->length, x.rows), gates, none,
+                            mixer_find("fox")->decay_shift, 1);
+    }
+    if (c->mechanism != LOAM_PARALLAX) return 0;
+    const matrix probe = matrix_rows(t->probe, 0, x.rows);
+    on->op->product(on, probe, x, lm_weight(w, layer, LM_PROBE), PRODUCT_B_TRANSPOSED);
+    return c->rope_dim > 0 ? turn(t, probe, c->heads_q, error) : 0;
+}
+
 /* out += attention of x, or out = it. */
 static int attention(lm_text *t, int64_t layer, matrix out, matrix x, bool add, io_error *error)
 {
@@ -435,6 +485,7 @@ static int attention(lm_text *t, int64_t layer, matrix out, matrix x, bool add, 
     int status = 0;
     if (c->rope_dim > 0) status = turn(t, q, c->heads_q, error);
     if (!status && c->rope_dim > 0) status = turn(t, k, c->heads_kv, error);
+    if (!status) status = own_gates(t, layer, x, error);
     if (!status) status = attend(t, layer, o, q, error);
     if (!status) linear(t, out, o, layer, LM_O, add);
     return status;

@@ -17,6 +17,8 @@ typedef struct lm_options {
     loam_mechanism mechanism; /* LOAM_SOFTMAX, LOAM_LLA, or LOAM_PARALLAX, whose probe is 0 */
     double ridge;             /* LOAM_LLA */
     loam_ridge_unit ridge_unit;
+    /* What the model was trained with instead of these and of `heads`, by its own arrays. */
+    bool own;
     /* The one layer, and the one query head of a layer, with this mechanism; the others have softmax.
      * -1: all. */
     int64_t only, only_head;

@@ -19,6 +19,7 @@ static const struct {
     { "embed", lm_embed, "vectors of sentences, one a line" },
     { "data", lm_data, "shards of tokens from texts, to train on" },
     { "items", lm_make_items, "questions with choices from held-out text" },
+    { "train", lm_train, "trains one from nothing" },
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
 

@@ -31,7 +31,7 @@ lm_words lm_words_default(void);
           0, \
           0, \
           "NAME", \
-          "attention: softmax (default), lla, or parallax with probe 0" }, \
+          "attention: softmax, lla, or parallax with probe 0; default: what it was trained with" }, \
         { "ridge", OPTION_REAL, &(words).ridge, 0, 1e30, "X", "of lla; default 1000" }, \
         { "ridge-unit", \
           OPTION_TEXT, \
@@ -99,6 +99,6 @@ void lm_mean_row(matrix hidden, float *out);
 double lm_seconds(void);
 
 typedef int lm_command(int argc, char **argv, io_error *error);
-lm_command lm_info, lm_eval, lm_generate, lm_embed, lm_data, lm_make_items;
+lm_command lm_info, lm_eval, lm_generate, lm_embed, lm_data, lm_make_items, lm_train;
 
 #endif

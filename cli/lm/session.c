@@ -41,6 +41,7 @@ static int options_of(lm_options *out, const lm_words *words, const char *option
     *out = lm_options_default();
     if (status) return status;
     out->weights = types[weights], out->mechanism = mechanisms[mechanism];
+    out->own = !words->mechanism;
     out->ridge = words->ridge, out->ridge_unit = (loam_ridge_unit)unit;
     out->only = words->layer, out->only_head = words->head;
     out->inverse_temperature = words->sharpen;
@@ -89,7 +90,7 @@ const char *lm_session_attention(const lm_session *s, const lm_words *words, cha
 {
     const bool lla = words->mechanism && strcmp(words->mechanism, "lla") == 0;
     char layer[32] = "", head[32] = "", ridge[48] = "", sharpen[24] = "";
-    (void)s;
+    const char *const own = lm_config_attention_name(lm_files_config(s->files));
     if (lla)
         snprintf(ridge, sizeof ridge, ", ridge %g (%s)", words->ridge,
                  words->ridge_unit ? words->ridge_unit : names_ridge_unit(LOAM_RIDGE_NORMALISED));
@@ -97,8 +98,8 @@ const char *lm_session_attention(const lm_session *s, const lm_words *words, cha
     if (words->head >= 0) snprintf(head, sizeof head, ", head %d alone", (int)words->head);
     if (words->sharpen < 1 || words->sharpen > 1)
         snprintf(sharpen, sizeof sharpen, ", scores x %g", words->sharpen);
-    snprintf(text, LM_ATTENTION, "%.15s%s%s%s%s", words->mechanism ? words->mechanism : "softmax", ridge,
-             layer, head, sharpen);
+    snprintf(text, LM_ATTENTION, "%.15s%s%s%s%s", words->mechanism ? words->mechanism : own, ridge, layer,
+             head, sharpen);
     return text;
 }
 

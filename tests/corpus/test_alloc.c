@@ -31,7 +31,7 @@ static int read_texts(io_error *error)
 static int find_paths(io_error *error)
 {
     paths list;
-    const int status = paths_find(&list, ".", error);
+    const int status = paths_find(&list, CORPUS_TEST_FILES, error);
     if (status) assert_int_equal(list.count, 0);
     paths_free(&list);
     return status;
