@@ -123,7 +123,8 @@ static int draw_heads(const ridge_results *r, double ridge, const char *path, io
     fprintf(out,
             "EOD\nset title \"{/:Bold %s by one head, ridge %g}\" offset 0,-0.3\n"
             "set xlabel 'head' offset 0,0.5\n"
-            "set ylabel 'layer'\nset xrange [-0.5:%g]\nset yrange [-0.5:%g]\nunset grid\nset xtics 1\n"
+            "set label 'layer' at screen 0.04,0.56 center rotate\nset style fill solid noborder\n"
+            "set xrange [-0.5:%g]\nset yrange [-0.5:%g]\nunset grid\nset xtics 1\n"
             "set palette defined (-1 '#0072B2', 0 '#FFFFFF', 1 '#D55E00')\nset cbrange [%.6g:%.6g]\n"
             "set colorbox horizontal user origin screen 0.19,0.08 size screen 0.76,0.025\n"
             "set lmargin at screen 0.16\nset rmargin at screen 0.96\nset bmargin at screen 0.24\n"
