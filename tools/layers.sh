@@ -44,7 +44,7 @@ cli/attend     include io cli
 cli/bench      include io cli random
 cli/experiment include io cli random
 cli/training   include io cli cli/experiment train
-cli/lm         include io cli text corpus lm train
+cli/lm         include io cli cli/training text corpus lm train
 cli/ridge      include io cli cli/experiment cli/training cli/lm text lm train
 cli/regress    include io cli
 tests     include io random train text corpus lm cli cli/attend cli/bench cli/experiment cli/training \

@@ -4,6 +4,7 @@
 
 #include "cli/names.h"
 #include "cli/progress.h"
+#include "cli/training/backend.h"
 #include "lm/pretrain.h"
 #include "train/checkpoint.h"
 
@@ -51,18 +52,6 @@ static const char *architecture_word(int index)
     return index < LM_BERT ? lm_architecture_name((lm_architecture)index) : NULL;
 }
 
-static const char *backend_word(int index)
-{
-    static const char *const list[] = { "cpu", "cuda", NULL };
-    return list[index];
-}
-
-static const char *dtype_word(int index)
-{
-    static const char *const list[] = { "bf16", "f32", NULL };
-    return list[index];
-}
-
 static const struct {
     const char *name;
     int64_t layers, width, heads, context;
@@ -107,21 +96,6 @@ static int recipe_of(const request *r, lm_recipe *out, io_error *error)
                         .rate = r->rate,
                         .decay = r->decay,
                         .seed = (uint64_t)r->seed };
-    return 0;
-}
-
-static int open_machine(const request *r, machine *on, io_error *error)
-{
-    int where = 0, what = 0;
-    loam_error cause;
-    int status = names_choose("backend", r->backend, backend_word, &where, error);
-    if (!status && r->dtype) status = names_choose("dtype", r->dtype, dtype_word, &what, error);
-    if (!status && r->dtype && what == 0 && where == 0)
-        status = io_fail(error, EXIT_USAGE, "--dtype bf16: expected f32 on the CPU");
-    if (status) return status;
-    *on = machine_cpu(LOAM_F32, (int)r->threads);
-    if (where > 0 && machine_cuda(on, what == 0 ? LOAM_BF16 : LOAM_F32, &cause))
-        return io_fail(error, EXIT_USAGE, "--backend cuda: %s", cause.text);
     return 0;
 }
 
@@ -232,12 +206,14 @@ int lm_train(int argc, char **argv, io_error *error)
     request r = request_default();
     lm_recipe recipe;
     machine on;
+    backend where;
     bool help = false;
     int status = parse(&r, &argc, argv, &help, error);
     if (status || help) return status;
     if (argc != 2 || !r.out) return io_fail(error, EXIT_USAGE, "expected DATA and --out; usage: %s", USAGE);
     status = recipe_of(&r, &recipe, error);
-    if (!status) status = open_machine(&r, &on, error);
+    if (!status) status = backend_read(&where, r.backend, r.dtype, error);
+    if (!status) status = backend_open(where, (int)r.threads, &on, error);
     if (status) return status;
     status = train(&r, &recipe, &on, argv[1], error);
     machine_close(&on);
