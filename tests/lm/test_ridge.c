@@ -3,7 +3,7 @@
  * the first order against their formulas. */
 #include "cli/ridge/law.h"
 #include "cli/ridge/results.h"
-#include "tests/cli/program.h"
+#include "tests/lm/ridge_texts.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -13,19 +13,6 @@
 #include <string.h>
 
 #include <cmocka.h>
-
-#define MODELS LM_TEST_DATA "/"
-#define TOKENIZER LM_TEST_DATA "/tokenizer.json"
-#define TEXTS "t.txt,u.txt"
-
-static void make_texts(void)
-{
-    const outcome made = run_shell(
-        "echo 'the cat, the dog. a text that ends, and another one that goes on and on; it is long enough "
-        "for windows.\n\nand a second line' >t.txt; echo 'other words of a text that is different: the dog "
-        "has seen the cat' >u.txt");
-    expect_status(&made, 0);
-}
 
 /* ---- paired errors */
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * loam experiment ridge as a user runs it, killed and continued, on tiny models. */
-#include "tests/cli/program.h"
+#include "tests/lm/ridge_texts.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -8,19 +8,6 @@
 #include <string.h>
 
 #include <cmocka.h>
-
-#define MODELS LM_TEST_DATA "/"
-#define TOKENIZER LM_TEST_DATA "/tokenizer.json"
-#define TEXTS "t.txt,u.txt"
-
-static void make_texts(void)
-{
-    const outcome made = run_shell(
-        "echo 'the cat, the dog. a text that ends, and another one that goes on and on; it is long enough "
-        "for windows.\n\nand a second line' >t.txt; echo 'other words of a text that is different: the dog "
-        "has seen the cat' >u.txt");
-    expect_status(&made, 0);
-}
 
 #define RUN "experiment ridge " MODELS "%s --tokenizer " TOKENIZER " --text " TEXTS " --tiny"
 
