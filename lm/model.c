@@ -27,10 +27,16 @@ struct lm_text {
     matrix *keys, *values; /* [layers], each [1][room][heads_kv head_dim] */
     matrix x, y, second, stats, q, o, up, gate, inner, probe; /* second: with parallel attention and mlp */
     int32_t *ids;                                             /* of the tokens that are read */
+    int64_t *in_use;                                          /* keys, those of these tokens too */
     text_plans *plans;                                        /* [layers] where layers differ, else one */
     void *work;
     size_t work_bytes;
 };
+
+static int failed(const loam_error *from, io_error *error)
+{
+    return io_fail(error, EXIT_INTERNAL, "%s", from->text);
+}
 
 lm_options lm_options_default(void)
 {
@@ -71,12 +77,16 @@ const lm_config *lm_model_config(const lm_model *m) { return m->config; }
 const machine *lm_model_machine(const lm_model *m) { return m->on; }
 int64_t lm_model_bytes(const lm_model *m) { return m->weights.bytes; }
 
-/* ---- plans of attention */
-
-static int failed(const loam_error *from, io_error *error)
+int lm_model_fetch(const lm_model *m, float *to, matrix rows, io_error *error)
 {
-    return io_fail(error, EXIT_INTERNAL, "%s", from->text);
+    loam_error reason;
+    assert(rows.dtype == LOAM_F32 && rows.row == rows.width && rows.models == 1);
+    return machine_download(m->on, to, rows.data, (size_t)matrix_elements(rows) * sizeof *to, &reason)
+               ? failed(&reason, error)
+               : 0;
 }
+
+/* ---- plans of attention */
 
 static bool layers_differ(const lm_model *m) { return m->config->scale_by_layer || m->options.only >= 0; }
 
@@ -165,6 +175,7 @@ static void take_all(lm_text *t)
                    ? memory_matrix(&t->memory, on->operand, 1, t->most, q)
                    : none;
     t->ids = memory_take(&t->memory, t->most, sizeof *t->ids);
+    t->in_use = memory_take(&t->memory, 1, sizeof *t->in_use);
 }
 
 int lm_text_open(lm_text **made, const lm_model *m, int64_t room, int64_t chunk, io_error *error)
@@ -269,7 +280,6 @@ static int turn(const lm_text *t, matrix a, int64_t heads, io_error *error)
 static int attend(lm_text *t, int64_t layer, matrix o, matrix q, io_error *error)
 {
     const lm_config *c = t->of->config;
-    const int64_t in_use = t->length + q.rows;
     const loam_plan *plan;
     loam_error reason;
     int status = plan_for(t, layer, q.rows, &plan, error);
@@ -280,7 +290,7 @@ static int attend(lm_text *t, int64_t layer, matrix o, matrix q, io_error *error
                              .v = heads_of(t->values[layer], c->head_dim),
                              .probe = heads_of(parallax ? matrix_rows(t->probe, 0, q.rows) : none,
                                                c->head_dim),
-                             .lens_kv = &in_use,
+                             .lens_kv = t->in_use,
                              .o = heads_view(o, c->head_dim),
                              .work = t->work,
                              .stream = machine_stream(t->of->on) };
@@ -394,6 +404,8 @@ int lm_text_read(lm_text *t, const int32_t *tokens, int64_t count, matrix *hidde
     if (status) return status;
     if (m->config->architecture == LM_BERT) t->length = 0;
     matrix x = matrix_rows(t->x, 0, count), y = matrix_rows(t->y, 0, count);
+    const int64_t in_use = t->length + count;
+    machine_upload(m->on, t->in_use, &in_use, sizeof in_use);
     machine_upload(m->on, t->ids, tokens, (size_t)count * sizeof *tokens);
     enter(t, x);
     if (lm_weight(&m->weights, 0, LM_EMBED_NORM).data) {

@@ -30,6 +30,10 @@ const machine *lm_model_machine(const lm_model *m);
 /* Of all weights, as they lie in memory: what a token reads in decoding. */
 int64_t lm_model_bytes(const lm_model *m);
 
+/* Dense rows of the machine's memory, in host memory `to`, which on a CPU may be the same. Of a GPU it waits
+ * for them, and fails with what went wrong there since the last time. */
+int lm_model_fetch(const lm_model *m, float *to, matrix rows, io_error *error);
+
 /* A text that a model reads: keys and values of its tokens so far. */
 typedef struct lm_text lm_text;
 

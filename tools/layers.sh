@@ -43,7 +43,7 @@ cli/attend     include io cli
 cli/bench      include io cli random
 cli/experiment include io cli random
 cli/training   include io cli cli/experiment train
-cli/lm         include io cli text lm train
+cli/lm         include io cli cli/training text lm train
 cli/regress    include io cli
 tests     include io random train text lm cli cli/attend cli/bench cli/experiment cli/training cli/regress
 tests/simd include src/base src/simd tests

@@ -19,20 +19,21 @@ typedef struct embedding {
     lm_session session;
     lm_text *text;
     int64_t width, room;
+    float *rows; /* of a sentence, in host memory */
 } embedding;
 
-/* The mean of rows of the machine's memory, scaled to length 1. */
-static void mean_row(matrix hidden, float *out)
+/* The mean of rows, scaled to length 1. */
+static void mean_row(const float *rows, int64_t count, int64_t width, float *out)
 {
     double norm = 0;
-    for (int64_t c = 0; c < hidden.width; c++) {
+    for (int64_t c = 0; c < width; c++) {
         double sum = 0;
-        for (int64_t i = 0; i < hidden.rows; i++)
-            sum += (double)((const float *)hidden.data)[i * hidden.row + c];
-        out[c] = (float)(sum / (double)hidden.rows);
+        for (int64_t i = 0; i < count; i++)
+            sum += (double)rows[i * width + c];
+        out[c] = (float)(sum / (double)count);
         norm += (double)out[c] * (double)out[c];
     }
-    for (int64_t c = 0; norm > 0 && c < hidden.width; c++)
+    for (int64_t c = 0; norm > 0 && c < width; c++)
         out[c] = (float)((double)out[c] / sqrt(norm));
 }
 
@@ -47,7 +48,8 @@ static int embed_line(embedding *e, const char *line, size_t bytes, float *out, 
     } else if (!status) {
         lm_text_rewind(e->text, 0);
         status = lm_text_read(e->text, ids.id, ids.count < e->room ? ids.count : e->room, &hidden, error);
-        if (!status) mean_row(hidden, out);
+        if (!status) status = lm_model_fetch(e->session.model, e->rows, hidden, error);
+        if (!status) mean_row(e->rows, hidden.rows, e->width, out);
     }
     tokens_free(&ids);
     return status;
@@ -116,11 +118,14 @@ int lm_embed(int argc, char **argv, io_error *error)
     if (!status) {
         const lm_config *c = lm_model_config(e.session.model);
         e.width = c->width, e.room = c->context;
-        status = lm_text_open(&e.text, e.session.model, e.room, e.room, error);
+        e.rows = calloc((size_t)(e.room * e.width), sizeof *e.rows);
+        status = e.rows ? lm_text_open(&e.text, e.session.model, e.room, e.room, error)
+                        : io_fail(error, EXIT_INTERNAL, "out of memory for a sentence");
     }
     if (!status) status = embed_lines(&e, text, bytes, out, error);
     lm_text_close(e.text);
     lm_session_close(&e.session);
+    free(e.rows);
     free(text);
     return status;
 }

@@ -9,9 +9,9 @@
 
 /* Options as they are written. */
 typedef struct lm_words {
-    const char *weights, *mechanism, *ridge_unit, *tokenizer;
+    const char *weights, *mechanism, *ridge_unit, *tokenizer, *backend, *dtype;
     double ridge, sharpen;
-    int64_t layer, threads;
+    int64_t layer, threads, device;
 } lm_words;
 
 lm_words lm_words_default(void);
@@ -55,6 +55,15 @@ lm_words lm_words_default(void);
           0, \
           "PATH", \
           "tokenizer.json, a folder or .gguf; default: beside the model" }, \
+        { "backend", OPTION_TEXT, &(words).backend, 0, 0, "cpu|cuda", "default cpu" }, \
+        { "device", OPTION_INT, &(words).device, 0, 1023, "N", "which GPU; default 0" }, \
+        { "dtype", \
+          OPTION_TEXT, \
+          &(words).dtype, \
+          0, \
+          0, \
+          "TYPE", \
+          "of what products and attention read: f32 (default), or bf16 on a GPU" }, \
     { \
         "threads", OPTION_INT, &(words).threads, 1, 4096, "N", "default: all" \
     }
