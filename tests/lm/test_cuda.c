@@ -1,0 +1,362 @@
+/* SPDX-License-Identifier: MIT
+ * Language models on a GPU give what they give on the CPU, whose logits are those of the Hugging Face library
+ * (test_model.c): tiny models of every architecture, in pieces, with other attention and types; and the
+ * program there. */
+#include "io/npy.h"
+#include "lm/sample.h"
+#include "lm/score.h"
+#include "tests/cli/program.h"
+
+#include "cli/device.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const char *const models[] = { "gpt2",  "gpt2-scaled",   "neox",       "neox-serial",
+                                      "llama", "llama-sharded", "llama-gguf", "bert" };
+enum { SKIPPED = 77, MODELS = sizeof models / sizeof *models, WRITERS = MODELS - 1, TOKENS = 12 };
+
+typedef struct scene {
+    machine on;
+    lm_files *files;
+    lm_model *model;
+    int32_t tokens[TOKENS];
+    int64_t width; /* of what is expected */
+} scene;
+
+/* Where gpu-bundle.sh took the models, or where they are in the tree. */
+static const char *data(void)
+{
+    static char path[4096];
+    const char *const folder = getenv("LOAM_TEST_DATA");
+    snprintf(path, sizeof path, "%s%s", folder ? folder : LM_TEST_DATA, folder ? "/lm" : "");
+    return path;
+}
+
+static const char *file_of(int model)
+{
+    return strcmp(models[model], "llama-gguf") == 0 ? "/model.gguf" : "";
+}
+
+static bool is_bert(const scene *s) { return lm_files_config(s->files)->architecture == LM_BERT; }
+
+static machine open_gpu(loam_dtype operand)
+{
+    machine on;
+    loam_error reason;
+    if (machine_cuda(&on, operand, &reason)) fail_msg("%s", reason.text);
+    return on;
+}
+
+/* The model points into it. */
+static void open_scene(scene *s, machine on, int model, const lm_options *options)
+{
+    char path[4200];
+    io_error error;
+    int64_t *ids, count;
+    *s = (scene){ .on = on };
+    snprintf(path, sizeof path, "%s/%s%s", data(), models[model], file_of(model));
+    if (lm_files_open(&s->files, path, &error)) fail_msg("%s", error.text);
+    if (lm_model_open(&s->model, &s->on, s->files, options, &error)) fail_msg("%s", error.text);
+    snprintf(path, sizeof path, "%s/tokens.npy", data());
+    if (npy_read_integers(&ids, &count, path, &error)) fail_msg("%s", error.text);
+    assert_int_equal(count, TOKENS);
+    for (int i = 0; i < TOKENS; i++)
+        s->tokens[i] = (int32_t)ids[i];
+    free(ids);
+    const lm_config *c = lm_files_config(s->files);
+    s->width = is_bert(s) ? c->width : c->vocabulary;
+}
+
+static void close_scene(scene *s)
+{
+    lm_model_close(s->model);
+    lm_files_close(s->files);
+    machine_close(&s->on);
+}
+
+static lm_text *open_text(const scene *s)
+{
+    io_error error;
+    lm_text *text;
+    if (lm_text_open(&text, s->model, TOKENS + 3, TOKENS, &error)) fail_msg("%s", error.text);
+    return text;
+}
+
+/* Reads tokens first .. first + count - 1; their logits, or BERT's last states, to rows of `out`. */
+static void read_some(const scene *s, lm_text *text, int64_t first, int64_t count, float *out)
+{
+    io_error error;
+    matrix rows;
+    memory room = { 0 };
+    float *const to = out + first * s->width;
+    if (lm_text_read(text, s->tokens + first, count, &rows, &error)) fail_msg("%s", error.text);
+    if (!is_bert(s)) {
+        (void)memory_matrix(&room, LOAM_F32, 1, count, s->width);
+        assert_true(memory_open(&room, &s->on));
+        const matrix logits = memory_matrix(&room, LOAM_F32, 1, count, s->width);
+        lm_text_logits(text, rows, logits);
+        rows = logits;
+    }
+    if (lm_model_fetch(s->model, to, rows, &error)) fail_msg("%s", error.text);
+    memory_close(&room);
+}
+
+static float *make_rows(const scene *s)
+{
+    float *out = calloc((size_t)(TOKENS * s->width), sizeof *out);
+    assert_non_null(out);
+    return out;
+}
+
+/* All tokens, read in pieces of so many. */
+static float *run(const scene *s, int64_t piece)
+{
+    float *out = make_rows(s);
+    lm_text *text = open_text(s);
+    for (int64_t first = 0; first < TOKENS; first += piece)
+        read_some(s, text, first, TOKENS - first < piece ? TOKENS - first : piece, out);
+    lm_text_close(text);
+    return out;
+}
+
+static float *run_on(machine on, int model, const lm_options *options, int64_t piece, int64_t *count)
+{
+    scene s;
+    open_scene(&s, on, model, options);
+    float *out = run(&s, piece);
+    *count = TOKENS * s.width;
+    close_scene(&s);
+    return out;
+}
+
+/* The largest difference, relative to the largest number. */
+static double distance(const float *x, const float *y, int64_t count)
+{
+    double most = 0, apart = 0;
+    for (int64_t i = 0; i < count; i++) {
+        most = fmax(most, fabs((double)y[i]));
+        apart = fmax(apart, fabs((double)x[i] - (double)y[i]));
+        if (!isfinite(x[i])) return INFINITY;
+    }
+    return apart / most;
+}
+
+static const loam_dtype weight_types[] = { LOAM_F32, LOAM_BF16, LOAM_F16 };
+
+/* Operands in bfloat16 lose 2^-9 of each, in a few layers. */
+static void test_logits(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MODELS; i++)
+        for (int w = 0; w < 3; w++) {
+            lm_options options = lm_options_default();
+            int64_t count;
+            double apart[2];
+            options.weights = weight_types[w];
+            float *want = run_on(machine_cpu(LOAM_F32, 2), i, &options, TOKENS, &count);
+            for (int n = 0; n < 2; n++) {
+                float *got = run_on(open_gpu(n == 0 ? LOAM_F32 : LOAM_BF16), i, &options, TOKENS, &count);
+                apart[n] = distance(got, want, count);
+                free(got);
+            }
+            printf("%-14s %-4s %.1e, operands bf16 %.1e\n", models[i], loam_dtype_name(weight_types[w]),
+                   apart[0], apart[1]);
+            assert_true(apart[0] < 1e-4 && apart[1] < 5e-2);
+            free(want);
+        }
+}
+
+/* BERT reads whole texts. */
+static void test_pieces(void **state)
+{
+    static const int64_t pieces[] = { 1, 5 };
+    (void)state;
+    for (int i = 0; i < WRITERS; i++)
+        for (int n = 0; n < 4; n++) {
+            const lm_options options = lm_options_default();
+            const loam_dtype operand = n < 2 ? LOAM_F32 : LOAM_BF16;
+            int64_t count;
+            float *whole = run_on(open_gpu(operand), i, &options, TOKENS, &count),
+                  *got = run_on(open_gpu(operand), i, &options, pieces[n % 2], &count);
+            assert_true(distance(got, whole, count) < (n < 2 ? 1e-4 : 5e-2));
+            free(whole), free(got);
+        }
+}
+
+static void test_attention(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MODELS; i++)
+        for (int n = 0; n < 6; n++) {
+            lm_options options = lm_options_default();
+            options.mechanism = n < 2 ? LOAM_PARALLAX : n < 4 ? LOAM_LLA : LOAM_SOFTMAX;
+            options.ridge = n == 2 ? 1000 : 0.5;
+            options.inverse_temperature = n == 4 ? 2 : 1;
+            options.only = n % 2;
+            int64_t count;
+            float *want = run_on(machine_cpu(LOAM_F32, 2), i, &options, TOKENS, &count),
+                  *got = run_on(open_gpu(LOAM_F32), i, &options, TOKENS, &count);
+            assert_true(distance(got, want, count) < 1e-4);
+            free(got);
+            if (i < WRITERS) {
+                float *steps = run_on(open_gpu(LOAM_F32), i, &options, 1, &count);
+                assert_true(distance(steps, want, count) < 1e-4);
+                free(steps);
+            }
+            free(want);
+        }
+}
+
+/* Two texts that are read by turns have the bits of one that is read alone; so has one that was rewound. */
+static void test_beside(void **state)
+{
+    static const int64_t pieces[] = { 5, 1, 1, 2, 3 };
+    (void)state;
+    for (int i = 0; i < WRITERS; i++)
+        for (int n = 0; n < 2; n++) {
+            const lm_options options = lm_options_default();
+            scene s;
+            open_scene(&s, open_gpu(n == 0 ? LOAM_F32 : LOAM_BF16), i, &options);
+            float *alone = make_rows(&s), *one = make_rows(&s), *two = make_rows(&s);
+            lm_text *text[3] = { open_text(&s), open_text(&s), open_text(&s) };
+            for (int64_t first = 0, k = 0; first < TOKENS; first += pieces[k++])
+                read_some(&s, text[0], first, pieces[k], alone);
+            read_some(&s, text[2], 0, TOKENS, two);
+            lm_text_rewind(text[2], 5);
+            for (int64_t first = 0, k = 0; first < TOKENS; first += pieces[k++]) {
+                read_some(&s, text[1], first, pieces[k], one);
+                if (k > 0) read_some(&s, text[2], first, pieces[k], two);
+            }
+            assert_memory_equal(one, alone, (size_t)(TOKENS * s.width) * sizeof *one);
+            if (n == 0) assert_true(distance(two, alone, TOKENS * s.width) < 1e-4);
+            for (int k = 0; k < 3; k++)
+                lm_text_close(text[k]);
+            free(alone), free(one), free(two);
+            close_scene(&s);
+        }
+}
+
+static void test_scores(void **state)
+{
+    (void)state;
+    for (int i = 0; i < WRITERS; i++) {
+        double nll[2][TOKENS];
+        for (int n = 0; n < 2; n++) {
+            const lm_options options = lm_options_default();
+            scene s;
+            scorer *scores;
+            io_error error;
+            open_scene(&s, n == 0 ? machine_cpu(LOAM_F32, 2) : open_gpu(LOAM_F32), i, &options);
+            if (scorer_open(&scores, s.model, TOKENS, &error)) fail_msg("%s", error.text);
+            if (scorer_run(scores, s.tokens, TOKENS - 1, s.tokens + 3, TOKENS - 3, nll[n], &error))
+                fail_msg("%s", error.text);
+            scorer_close(scores);
+            close_scene(&s);
+        }
+        for (int k = 0; k < TOKENS - 3; k++)
+            assert_true(fabs(nll[1][k] - nll[0][k]) < 1e-5);
+    }
+}
+
+/* ---- the program */
+
+/* What `loam lm COMMAND MODEL` says with these arguments, on the CPU or on a GPU. */
+static outcome tell(const char *command, int model, const char *arguments, bool gpu)
+{
+    return run_loam("lm %s %s/%s%s --tokenizer %s/tokenizer.json %s%s", command, data(), models[model],
+                    file_of(model), data(), arguments, gpu ? " --backend cuda --device 0" : "");
+}
+
+static void test_generate(void **state)
+{
+    (void)state;
+    for (int i = 0; i < WRITERS; i++) {
+        static const char arguments[] = "--prompt 'the cat' --tokens 20";
+        const outcome want = tell("generate", i, arguments, false),
+                      got = tell("generate", i, arguments, true);
+        expect_status(&want, 0);
+        expect_status(&got, 0);
+        assert_string_equal(got.out, want.out);
+        assert_true(strlen(got.out) > 5);
+    }
+}
+
+/* The number in the line of the text. */
+static double nll_of(const outcome *told)
+{
+    const char *const line = strstr(told->out, "t.txt");
+    double tokens, nll;
+    assert_non_null(line);
+    assert_int_equal(sscanf(line, "t.txt %lf %lf", &tokens, &nll), 2);
+    return nll;
+}
+
+static void test_eval(void **state)
+{
+    static const char *const attention[] = { "", " --mechanism parallax", " --mechanism lla --ridge 0.5" };
+    (void)state;
+    const outcome made = run_shell("echo 'the cat, the dog. a text that ends' >t.txt");
+    expect_status(&made, 0);
+    for (int i = 0; i < WRITERS; i++)
+        for (int n = 0; n < 3; n++) {
+            char arguments[128];
+            snprintf(arguments, sizeof arguments, "--text t.txt --context 8 --weights f32%s", attention[n]);
+            const outcome want = tell("eval", i, arguments, false), got = tell("eval", i, arguments, true);
+            expect_status(&want, 0);
+            expect_status(&got, 0);
+            assert_non_null(strstr(got.out, "on a GPU, f32"));
+            assert_true(fabs(nll_of(&got) - nll_of(&want)) < 1.5e-4); /* as it is printed */
+            strcat(arguments, " --dtype bf16");
+            const outcome narrow = tell("eval", i, arguments, true);
+            expect_status(&narrow, 0);
+            assert_non_null(strstr(narrow.out, "on a GPU, bf16"));
+            assert_true(fabs(nll_of(&narrow) - nll_of(&want)) < 0.1);
+        }
+}
+
+static void test_embed(void **state)
+{
+    (void)state;
+    const outcome made = run_shell("printf 'abc\\nabd e\\nxyz, the\\n' >s.txt");
+    expect_status(&made, 0);
+    const outcome want = tell("embed", MODELS - 1, "--text s.txt", false),
+                  got = tell("embed", MODELS - 1, "--text s.txt", true);
+    double a[4], b[4];
+    expect_status(&want, 0);
+    expect_status(&got, 0);
+    assert_int_equal(sscanf(want.out, "%lf %lf %lf %lf", a, a + 1, a + 2, a + 3), 4);
+    assert_int_equal(sscanf(got.out, "%lf %lf %lf %lf", b, b + 1, b + 2, b + 3), 4);
+    for (int i = 0; i < 4; i++)
+        assert_true(fabs(a[i] - b[i]) < 1e-5);
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    const outcome told = run_loam(
+        "lm eval %s/llama --tokenizer %s/tokenizer.json --text t.txt --backend cuda "
+        "--device 1000",
+        data(), data());
+    expect_complaint(&told, EXIT_USAGE, "--device 1000: expected 0 to");
+}
+
+int main(void)
+{
+    if (!device_count()) {
+        print_message("skipped: no CUDA device\n");
+        return SKIPPED;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_logits), cmocka_unit_test(test_pieces), cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_beside), cmocka_unit_test(test_scores), cmocka_unit_test(test_generate),
+        cmocka_unit_test(test_eval),   cmocka_unit_test(test_embed),  cmocka_unit_test(test_refusals),
+    };
+    return cmocka_run_group_tests(tests, program_setup, program_teardown);
+}
