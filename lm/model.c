@@ -20,17 +20,29 @@ typedef struct text_plans {
     int64_t queries;
 } text_plans;
 
+/* Where the tokens that are read stand, in the machine's memory: launches for one token differ by nothing
+ * else, and can be recorded. */
+typedef struct text_place {
+    int64_t first, in_use; /* the position of the first; keys, those of these tokens too */
+    int32_t row;           /* first, as a number of a row */
+} text_place;
+
 struct lm_text {
     const lm_model *of;
     int64_t room, most, length;
     memory memory;
     matrix *keys, *values; /* [layers], each [1][room][heads_kv head_dim] */
     matrix x, y, second, stats, q, o, up, gate, inner, probe; /* second: with parallel attention and mlp */
-    int32_t *ids;                                             /* of the tokens that are read */
-    int64_t *in_use;                                          /* keys, those of these tokens too */
-    text_plans *plans;                                        /* [layers] where layers differ, else one */
+    matrix key, value;                                        /* of a GPU: of the one token that is read */
+    text_place *place;
+    int32_t *ids;      /* of the tokens that are read */
+    text_plans *plans; /* [layers] where layers differ, else one */
     void *work;
     size_t work_bytes;
+    /* Of a GPU: the launches for one token, where the first of them has made its plans; what they give. */
+    machine_recording *step;
+    bool stepped;
+    matrix hidden;
 };
 
 static int failed(const loam_error *from, io_error *error)
@@ -134,6 +146,8 @@ static int make_plan(lm_text *t, loam_plan **plan, int64_t layer, int64_t querie
     if (!memory_open(&room, t->of->on)) return io_fail(error, EXIT_INTERNAL, "out of memory for attention");
     memory old = { .gpu = room.gpu, .base = t->work };
     memory_close(&old);
+    machine_forget(t->step);
+    t->step = NULL;
     t->work = room.base, t->work_bytes = bytes;
     return 0;
 }
@@ -174,8 +188,10 @@ static void take_all(lm_text *t)
     t->probe = t->of->options.mechanism == LOAM_PARALLAX
                    ? memory_matrix(&t->memory, on->operand, 1, t->most, q)
                    : none;
+    t->key = on->gpu ? memory_matrix(&t->memory, on->operand, 1, 1, kv) : none;
+    t->value = on->gpu ? memory_matrix(&t->memory, on->operand, 1, 1, kv) : none;
     t->ids = memory_take(&t->memory, t->most, sizeof *t->ids);
-    t->in_use = memory_take(&t->memory, 1, sizeof *t->in_use);
+    t->place = memory_take(&t->memory, 1, sizeof *t->place);
 }
 
 int lm_text_open(lm_text **made, const lm_model *m, int64_t room, int64_t chunk, io_error *error)
@@ -206,6 +222,7 @@ int lm_text_open(lm_text **made, const lm_model *m, int64_t room, int64_t chunk,
 void lm_text_close(lm_text *t)
 {
     if (!t) return;
+    machine_forget(t->step);
     for (int64_t i = 0; t->plans && i < t->of->config->layers; i++) {
         loam_plan_destroy(t->plans[i].step);
         loam_plan_destroy(t->plans[i].chunk);
@@ -261,6 +278,12 @@ static loam_const_view heads_of(matrix a, int64_t head_dim)
     return (loam_const_view){ a.data, a.rows * a.row, head_dim, a.row };
 }
 
+/* Are addresses those of any token, and its place a number in memory? */
+static bool is_step(const lm_text *t, int64_t rows)
+{
+    return t->of->on->gpu && rows == 1 && t->of->config->architecture != LM_BERT;
+}
+
 /* Turns rows of heads in place, whose first token is the next one of the text. */
 static int turn(const lm_text *t, matrix a, int64_t heads, io_error *error)
 {
@@ -269,6 +292,7 @@ static int turn(const lm_text *t, matrix a, int64_t heads, io_error *error)
     loam_error reason;
     rope.batch = 1, rope.heads = heads, rope.tokens = a.rows, rope.channels = c->head_dim;
     rope.dim = c->rope_dim, rope.base = c->rope_base, rope.offset = t->length;
+    rope.positions = is_step(t, a.rows) ? &t->place->first : NULL;
     rope.threads = t->of->on->threads;
     rope.backend = machine_backend(t->of->on), rope.stream = machine_stream(t->of->on);
     const loam_const_view from = heads_of(a, c->head_dim);
@@ -290,7 +314,7 @@ static int attend(lm_text *t, int64_t layer, matrix o, matrix q, io_error *error
                              .v = heads_of(t->values[layer], c->head_dim),
                              .probe = heads_of(parallax ? matrix_rows(t->probe, 0, q.rows) : none,
                                                c->head_dim),
-                             .lens_kv = t->in_use,
+                             .lens_kv = &t->place->in_use,
                              .o = heads_view(o, c->head_dim),
                              .work = t->work,
                              .stream = machine_stream(t->of->on) };
@@ -302,14 +326,20 @@ static int attention(lm_text *t, int64_t layer, matrix out, matrix x, bool add, 
 {
     const lm_config *c = t->of->config;
     const matrix q = matrix_rows(t->q, 0, x.rows), o = matrix_rows(t->o, 0, x.rows);
-    const matrix k = matrix_rows(t->keys[layer], t->length, x.rows),
-                 v = matrix_rows(t->values[layer], t->length, x.rows);
+    const bool step = is_step(t, x.rows);
+    const matrix k = step ? t->key : matrix_rows(t->keys[layer], t->length, x.rows),
+                 v = step ? t->value : matrix_rows(t->values[layer], t->length, x.rows);
     linear(t, q, x, layer, LM_Q, false);
     linear(t, k, x, layer, LM_K, false);
     linear(t, v, x, layer, LM_V, false);
     int status = 0;
     if (c->rope_dim > 0) status = turn(t, q, c->heads_q, error);
     if (!status && c->rope_dim > 0) status = turn(t, k, c->heads_kv, error);
+    if (step) {
+        const numbers at = { &t->place->row, 0 };
+        t->of->on->op->put_rows(t->of->on, t->keys[layer], k, at);
+        t->of->on->op->put_rows(t->of->on, t->values[layer], v, at);
+    }
     if (!status) status = attend(t, layer, o, q, error);
     if (!status) linear(t, out, o, layer, LM_O, add);
     return status;
@@ -373,14 +403,19 @@ static int run_layer(lm_text *t, int64_t layer, matrix x, matrix y, io_error *er
 
 /* ---- reading */
 
-/* The embedding of tokens at positions from the next one on. */
-static void enter(const lm_text *t, matrix x)
+/* The embedding of tokens at positions from the next one on; y: a room of the same size. */
+static void enter(const lm_text *t, matrix x, matrix y)
 {
     const machine *on = t->of->on;
     const lm_weights *w = &t->of->weights;
     const matrix places = lm_weight(w, 0, LM_POSITIONS), types = lm_weight(w, 0, LM_TYPES);
     on->op->embed(on, x, lm_weight(w, 0, LM_EMBED), (numbers){ t->ids, 0 }, none);
-    if (places.data) on->op->add_positions(on, x, matrix_rows(places, t->length, x.rows));
+    if (places.data && is_step(t, x.rows)) {
+        on->op->embed(on, y, places, (numbers){ &t->place->row, 0 }, none);
+        on->op->combine(on, x, 1, x, 1, y);
+    } else if (places.data) {
+        on->op->add_positions(on, x, matrix_rows(places, t->length, x.rows));
+    }
     if (types.data) on->op->add_positions(on, x, matrix_rows(types, 0, 1));
 }
 
@@ -397,17 +432,13 @@ static int check_tokens(const lm_text *t, const int32_t *tokens, int64_t count, 
     return 0;
 }
 
-int lm_text_read(lm_text *t, const int32_t *tokens, int64_t count, matrix *hidden, io_error *error)
+/* All layers and the last norm, of the tokens in ids at the place in memory. */
+static int run_layers(lm_text *t, int64_t count, matrix *hidden, io_error *error)
 {
     const lm_model *m = t->of;
-    int status = check_tokens(t, tokens, count, error);
-    if (status) return status;
-    if (m->config->architecture == LM_BERT) t->length = 0;
     matrix x = matrix_rows(t->x, 0, count), y = matrix_rows(t->y, 0, count);
-    const int64_t in_use = t->length + count;
-    machine_upload(m->on, t->in_use, &in_use, sizeof in_use);
-    machine_upload(m->on, t->ids, tokens, (size_t)count * sizeof *tokens);
-    enter(t, x);
+    int status = 0;
+    enter(t, x, y);
     if (lm_weight(&m->weights, 0, LM_EMBED_NORM).data) {
         norm(t, y, x, 0, LM_EMBED_NORM);
         const matrix kept = x;
@@ -420,9 +451,52 @@ int lm_text_read(lm_text *t, const int32_t *tokens, int64_t count, matrix *hidde
         norm(t, y, x, 0, LM_LAST_NORM);
         x = y;
     }
-    t->length += count;
     *hidden = x;
     return 0;
+}
+
+static int record_step(lm_text *t, io_error *error)
+{
+    const machine *on = t->of->on;
+    loam_error reason;
+    machine_record_begin(on);
+    int status = run_layers(t, 1, &t->hidden, error);
+    if (machine_record_end(on, &t->step, &reason) && !status) status = failed(&reason, error);
+    if (status) {
+        machine_forget(t->step);
+        t->step = NULL;
+    }
+    return status;
+}
+
+/* One token on a GPU: the first as it comes, later ones by a recording. */
+static int run_step(lm_text *t, matrix *hidden, io_error *error)
+{
+    int status = 0;
+    if (!t->stepped) {
+        status = run_layers(t, 1, hidden, error);
+        t->stepped = !status;
+        return status;
+    }
+    if (!t->step) status = record_step(t, error);
+    if (status) return status;
+    machine_replay(t->of->on, t->step);
+    *hidden = t->hidden;
+    return 0;
+}
+
+int lm_text_read(lm_text *t, const int32_t *tokens, int64_t count, matrix *hidden, io_error *error)
+{
+    const machine *on = t->of->on;
+    int status = check_tokens(t, tokens, count, error);
+    if (status) return status;
+    if (t->of->config->architecture == LM_BERT) t->length = 0;
+    const text_place place = { t->length, t->length + count, (int32_t)t->length };
+    machine_upload(on, t->place, &place, sizeof place);
+    machine_upload(on, t->ids, tokens, (size_t)count * sizeof *tokens);
+    status = is_step(t, count) ? run_step(t, hidden, error) : run_layers(t, count, hidden, error);
+    if (!status) t->length += count;
+    return status;
 }
 
 void lm_text_logits(const lm_text *t, matrix hidden, matrix logits)

@@ -164,6 +164,7 @@ CASE(add_positions) { on->op->add_positions(on, X(0), X(1)); }
 CASE(add_positions_back) { on->op->add_positions_back(on, X(0), X(1)); }
 CASE(gather) { on->op->gather(on, X(0), X(1), in->at); }
 CASE(scatter) { on->op->scatter(on, X(0), X(1), in->at); }
+CASE(put_rows) { on->op->put_rows(on, X(0), X(1), in->at); }
 CASE(scatter_add)
 {
     on->op->scatter_add(on, X(0), X(1), X(2), in->at);
@@ -285,6 +286,7 @@ static const op_case cases[] = {
     OP_CASE(add_positions_back, 2, F32, { LIST, FULL, WIDE }),
     OP_CASE(gather, 2, F32, { LIST, FULL, WIDE }),
     OP_CASE(scatter, 2, { LIST, FULL, WIDE }, F32),
+    OP_CASE(put_rows, 2, { LIST, FULL, OPERAND }, F),
     OP_CASE(scatter_add, 4, { LIST, FULL, WIDE }, { LIST, FULL, OPERAND }, F32, { LIST, FULL, WIDE }),
     OP_CASE(cross_entropy, 3, { FULL, TWO, WIDE }, F, F32),
     OP_CASE(cross_entropy_over, 2, { FULL, TWO, WIDE }, F32),

@@ -486,6 +486,12 @@ static void test_gather(void **state)
         assert_true(fixture_get(sum, i) == fixture_get(x, i) + fixture_get(dx, i));
         assert_true(fixture_get(operand, i) == (fixture_get(dx, i) != 0 ? fixture_get(sum, i) : 0));
     }
+    /* Other rows stay. */
+    fixture_fill(sum, 1);
+    on.op->put_rows(&on, sum, g, at);
+    for (int64_t i = 0; i < matrix_elements(sum); i++)
+        assert_true(fixture_get(sum, i) ==
+                    (fixture_get(dx, i) != 0 ? fixture_get(dx, i) : fixture_get(x, i)));
     free(x.data), free(y.data), free(g.data), free(dx.data), free(sum.data), free(operand.data);
 }
 

@@ -90,12 +90,17 @@ extern "C" void cuda_gather(const machine *on, matrix out, matrix x, numbers at)
     move_rows<true>(on, "gather", out, x, at, out.rows);
 }
 
+extern "C" void cuda_put_rows(const machine *on, matrix out, matrix x, numbers at)
+{
+    move_rows<false>(on, "put_rows", out, x, at, x.rows);
+}
+
 extern "C" void cuda_scatter(const machine *on, matrix out, matrix g, numbers at)
 {
     const matrix zero = {};
     each(on, "scatter", out, { view_of(out) }, { view_of(zero) },
          [] __device__(float *y, const float *x) { y[0] = x[0]; });
-    move_rows<false>(on, "scatter", out, g, at, g.rows);
+    cuda_put_rows(on, out, g, at);
 }
 
 template <int N>
