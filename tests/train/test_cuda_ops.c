@@ -56,6 +56,7 @@ typedef struct op_case {
 
 CASE(copy) { on->op->copy(on, X(0), X(1)); }
 CASE(combine) { on->op->combine(on, X(0), 0.5, X(0), -2, X(1)); }
+CASE(merge_parts) { on->op->merge_parts(on, X(0), X(1), X(2)); }
 CASE(column_sums) { on->op->column_sums(on, X(0), X(1), none, none); }
 CASE(column_sums_all) { on->op->column_sums(on, X(0), X(1), X(2), X(3)); }
 CASE(rms_norm) { on->op->rms_norm(on, X(0), X(1), X(2), X(3), EPS); }
@@ -243,6 +244,7 @@ CASE(descend) { on->op->descend(on, X(0), X(1), X(2), 0.75, 0.1); }
 static const op_case cases[] = {
     OP_CASE(copy, 2, F, F32),
     OP_CASE(combine, 2, F32, F32),
+    OP_CASE(merge_parts, 3, { ONE, FULL, OPERAND }, F, { FULL, HALF, WIDE }),
     OP_CASE(column_sums, 2, V, F),
     OP_CASE(column_sums_all, 4, V, F, F, R),
     OP_CASE(rms_norm, 4, F, R, F32, V),
