@@ -7,6 +7,9 @@
 
 static const matrix none = { 0 };
 
+/* Keys that a block of a GPU reads for one query: softmax over more is the mean of such splits. */
+enum { SPLIT = 256 };
+
 struct lm_model {
     const machine *on;
     const lm_config *config;
@@ -35,8 +38,10 @@ struct lm_text {
     matrix x, y, second, stats, q, o, up, gate, inner, probe; /* second: with parallel attention and mlp */
     matrix key, value;                                        /* of a GPU: of the one token that is read */
     text_place *place;
-    int32_t *ids;      /* of the tokens that are read */
-    text_plans *plans; /* [layers] where layers differ, else one */
+    int32_t *ids;                           /* of the tokens that are read */
+    int64_t splits, *counts, *split_counts; /* keys of each split, in host memory and the machine's */
+    matrix parts, lse;                      /* of each split: the mean of its values, its weight */
+    text_plans *plans;                      /* [layers] where layers differ, else one */
     void *work;
     size_t work_bytes;
     /* Of a GPU: the launches for one token, where the first of them has made its plans; what they give. */
@@ -112,13 +117,29 @@ static bool has_mechanism(const lm_model *m, int64_t layer)
     return m->options.only < 0 || m->options.only == layer;
 }
 
+/* Are addresses those of any token, and its place a number in memory? */
+static bool is_step(const lm_text *t, int64_t rows)
+{
+    return t->of->on->gpu && rows == 1 && t->of->config->architecture != LM_BERT;
+}
+
+static loam_mechanism mechanism_of(const lm_model *m, int64_t layer)
+{
+    return has_mechanism(m, layer) ? m->options.mechanism : LOAM_SOFTMAX;
+}
+
+static bool is_split(const lm_text *t, int64_t layer, int64_t queries)
+{
+    return is_step(t, queries) && t->splits > 1 && mechanism_of(t->of, layer) == LOAM_SOFTMAX;
+}
+
 /* `queries` tokens at the end of those in use. */
 static loam_problem problem_of(const lm_text *t, int64_t layer, int64_t queries)
 {
     const lm_model *m = t->of;
     const lm_config *c = m->config;
     const bool causal = c->architecture != LM_BERT, step = queries == 1 && causal && !m->on->gpu;
-    const loam_mechanism mechanism = has_mechanism(m, layer) ? m->options.mechanism : LOAM_SOFTMAX;
+    const loam_mechanism mechanism = mechanism_of(m, layer);
     loam_problem p = loam_problem_default(mechanism, step ? LOAM_DECODE : LOAM_FORWARD);
     p.dtype = m->on->operand;
     p.backend = machine_backend(m->on);
@@ -129,6 +150,7 @@ static loam_problem problem_of(const lm_text *t, int64_t layer, int64_t queries)
     p.causal = causal;
     p.scale = m->options.inverse_temperature / sqrt((double)c->head_dim);
     if (c->scale_by_layer) p.scale /= (double)(layer + 1);
+    if (is_split(t, layer, queries)) p.batch = t->splits, p.len_kv = SPLIT, p.causal = 0;
     if (mechanism == LOAM_LLA) p.ridge = m->options.ridge, p.ridge_unit = m->options.ridge_unit;
     return p;
 }
@@ -172,9 +194,10 @@ static void take_all(lm_text *t)
     const lm_config *c = t->of->config;
     const machine *on = t->of->on;
     const int64_t q = c->heads_q * c->head_dim, kv = c->heads_kv * c->head_dim;
+    const int64_t room = on->gpu ? t->splits * SPLIT : t->room;
     for (int64_t i = 0; i < c->layers; i++) {
-        t->keys[i] = memory_matrix(&t->memory, on->operand, 1, t->room, kv);
-        t->values[i] = memory_matrix(&t->memory, on->operand, 1, t->room, kv);
+        t->keys[i] = memory_matrix(&t->memory, on->operand, 1, room, kv);
+        t->values[i] = memory_matrix(&t->memory, on->operand, 1, room, kv);
     }
     t->x = memory_matrix(&t->memory, on->dtype, 1, t->most, c->width);
     t->y = memory_matrix(&t->memory, on->dtype, 1, t->most, c->width);
@@ -188,10 +211,14 @@ static void take_all(lm_text *t)
     t->probe = t->of->options.mechanism == LOAM_PARALLAX
                    ? memory_matrix(&t->memory, on->operand, 1, t->most, q)
                    : none;
-    t->key = on->gpu ? memory_matrix(&t->memory, on->operand, 1, 1, kv) : none;
-    t->value = on->gpu ? memory_matrix(&t->memory, on->operand, 1, 1, kv) : none;
     t->ids = memory_take(&t->memory, t->most, sizeof *t->ids);
     t->place = memory_take(&t->memory, 1, sizeof *t->place);
+    if (!on->gpu) return;
+    t->key = memory_matrix(&t->memory, on->operand, 1, 1, kv);
+    t->value = memory_matrix(&t->memory, on->operand, 1, 1, kv);
+    t->parts = memory_matrix(&t->memory, on->operand, 1, t->splits, q);
+    t->lse = memory_matrix(&t->memory, LOAM_F32, 1, t->splits, c->heads_q);
+    t->split_counts = memory_take(&t->memory, t->splits, sizeof *t->split_counts);
 }
 
 int lm_text_open(lm_text **made, const lm_model *m, int64_t room, int64_t chunk, io_error *error)
@@ -204,11 +231,12 @@ int lm_text_open(lm_text **made, const lm_model *m, int64_t room, int64_t chunk,
                        (long long)c->context);
     lm_text *t = calloc(1, sizeof *t);
     if (!t) return io_fail(error, EXIT_INTERNAL, "out of memory for a text");
-    t->of = m, t->room = room, t->most = chunk;
+    t->of = m, t->room = room, t->most = chunk, t->splits = (room + SPLIT - 1) / SPLIT;
     t->keys = calloc((size_t)c->layers, sizeof *t->keys),
     t->values = calloc((size_t)c->layers, sizeof *t->keys);
     t->plans = calloc((size_t)c->layers, sizeof *t->plans);
-    bool there = t->keys && t->values && t->plans;
+    t->counts = calloc((size_t)t->splits, sizeof *t->counts);
+    bool there = t->keys && t->values && t->plans && t->counts;
     if (there) take_all(t), there = memory_open(&t->memory, m->on);
     if (!there) {
         lm_text_close(t);
@@ -230,6 +258,7 @@ void lm_text_close(lm_text *t)
     memory work = { .gpu = t->of->on->gpu, .base = t->work };
     memory_close(&work);
     memory_close(&t->memory);
+    free(t->counts);
     free(t->plans);
     free(t->keys);
     free(t->values);
@@ -278,12 +307,6 @@ static loam_const_view heads_of(matrix a, int64_t head_dim)
     return (loam_const_view){ a.data, a.rows * a.row, head_dim, a.row };
 }
 
-/* Are addresses those of any token, and its place a number in memory? */
-static bool is_step(const lm_text *t, int64_t rows)
-{
-    return t->of->on->gpu && rows == 1 && t->of->config->architecture != LM_BERT;
-}
-
 /* Turns rows of heads in place, whose first token is the next one of the text. */
 static int turn(const lm_text *t, matrix a, int64_t heads, io_error *error)
 {
@@ -300,25 +323,40 @@ static int turn(const lm_text *t, matrix a, int64_t heads, io_error *error)
     return loam_rope_apply(&rope, &from, &to, &reason) ? failed(&reason, error) : 0;
 }
 
+/* Each split is a sequence of its own, which the same query reads. */
+static void split_args(const lm_text *t, loam_args *args)
+{
+    const int64_t heads = t->of->config->heads_q, head_dim = t->of->config->head_dim;
+    args->q.batch = 0;
+    args->k.batch = SPLIT * args->k.token, args->v.batch = SPLIT * args->v.token;
+    args->o = (loam_view){ t->parts.data, t->parts.row, head_dim, t->parts.row };
+    args->lse = (loam_view){ t->lse.data, heads, 1, heads };
+    args->lens_kv = t->split_counts;
+}
+
 /* o of the rows of q, over all keys so far and their own. */
 static int attend(lm_text *t, int64_t layer, matrix o, matrix q, io_error *error)
 {
     const lm_config *c = t->of->config;
+    const machine *on = t->of->on;
     const loam_plan *plan;
     loam_error reason;
     int status = plan_for(t, layer, q.rows, &plan, error);
     if (status) return status;
-    const bool parallax = loam_plan_problem(plan)->mechanism == LOAM_PARALLAX;
-    const loam_args args = { .q = heads_of(q, c->head_dim),
-                             .k = heads_of(t->keys[layer], c->head_dim),
-                             .v = heads_of(t->values[layer], c->head_dim),
-                             .probe = heads_of(parallax ? matrix_rows(t->probe, 0, q.rows) : none,
-                                               c->head_dim),
-                             .lens_kv = &t->place->in_use,
-                             .o = heads_view(o, c->head_dim),
-                             .work = t->work,
-                             .stream = machine_stream(t->of->on) };
-    return loam_run(plan, &args, &reason) ? failed(&reason, error) : 0;
+    const bool parallax = loam_plan_problem(plan)->mechanism == LOAM_PARALLAX,
+               split = is_split(t, layer, q.rows);
+    loam_args args = { .q = heads_of(q, c->head_dim),
+                       .k = heads_of(t->keys[layer], c->head_dim),
+                       .v = heads_of(t->values[layer], c->head_dim),
+                       .probe = heads_of(parallax ? matrix_rows(t->probe, 0, q.rows) : none, c->head_dim),
+                       .lens_kv = &t->place->in_use,
+                       .o = heads_view(o, c->head_dim),
+                       .work = t->work,
+                       .stream = machine_stream(on) };
+    if (split) split_args(t, &args);
+    if (loam_run(plan, &args, &reason)) return failed(&reason, error);
+    if (split) on->op->merge_parts(on, o, t->parts, t->lse);
+    return 0;
 }
 
 /* out += attention of x, or out = it. */
@@ -485,6 +523,16 @@ static int run_step(lm_text *t, matrix *hidden, io_error *error)
     return 0;
 }
 
+/* How many keys of each split are in use. */
+static void send_counts(const lm_text *t, int64_t in_use)
+{
+    for (int64_t i = 0; i < t->splits; i++) {
+        const int64_t left = in_use - i * SPLIT;
+        t->counts[i] = left < 0 ? 0 : left < SPLIT ? left : SPLIT;
+    }
+    machine_upload(t->of->on, t->split_counts, t->counts, (size_t)t->splits * sizeof *t->counts);
+}
+
 int lm_text_read(lm_text *t, const int32_t *tokens, int64_t count, matrix *hidden, io_error *error)
 {
     const machine *on = t->of->on;
@@ -494,6 +542,7 @@ int lm_text_read(lm_text *t, const int32_t *tokens, int64_t count, matrix *hidde
     const text_place place = { t->length, t->length + count, (int32_t)t->length };
     machine_upload(on, t->place, &place, sizeof place);
     machine_upload(on, t->ids, tokens, (size_t)count * sizeof *tokens);
+    if (is_step(t, count)) send_counts(t, place.in_use);
     status = is_step(t, count) ? run_step(t, hidden, error) : run_layers(t, count, hidden, error);
     if (!status) t->length += count;
     return status;

@@ -243,6 +243,51 @@ static void test_beside(void **state)
         }
 }
 
+/* The logits of tokens LONG - STEPS .. LONG - 1, read one by one after all before them. */
+enum { LONG = 530, STEPS = 24 };
+static float *run_long(machine on, int model, const lm_options *options, int64_t *width)
+{
+    scene s;
+    io_error error;
+    lm_text *text;
+    matrix rows;
+    int32_t tokens[LONG];
+    open_scene(&s, on, model, options);
+    for (int i = 0; i < LONG; i++)
+        tokens[i] = (int32_t)((i * 7 + i / 13) % s.width);
+    if (lm_text_open(&text, s.model, LONG + 40, LONG, &error)) fail_msg("%s", error.text);
+    if (lm_text_read(text, tokens, LONG - STEPS, &rows, &error)) fail_msg("%s", error.text);
+    float *out = calloc((size_t)(STEPS * s.width), sizeof *out);
+    assert_non_null(out);
+    for (int i = 0; i < STEPS; i++) {
+        memcpy(s.tokens, tokens + LONG - STEPS + i, sizeof *tokens);
+        read_some(&s, text, 0, 1, out + i * s.width);
+    }
+    lm_text_close(text);
+    *width = s.width;
+    close_scene(&s);
+    return out;
+}
+
+/* Keys of one query are read in splits of 256: the third begins while tokens are read. */
+static void test_long(void **state)
+{
+    (void)state;
+    for (int i = 0; i < WRITERS; i++) {
+        if (strncmp(models[i], "gpt2", 4) == 0) continue; /* its positions end before */
+        for (int n = 0; n < 5; n++) {
+            lm_options options = lm_options_default();
+            int64_t width;
+            options.mechanism = n == 2 || n == 3 ? LOAM_LLA : n == 4 ? LOAM_PARALLAX : LOAM_SOFTMAX;
+            options.only = n == 3 ? 1 : -1;
+            float *want = run_long(machine_cpu(LOAM_F32, 2), i, &options, &width),
+                  *got = run_long(open_gpu(n == 1 ? LOAM_BF16 : LOAM_F32), i, &options, &width);
+            assert_true(distance(got, want, STEPS * width) < (n == 1 ? 5e-2 : 1e-4));
+            free(want), free(got);
+        }
+    }
+}
+
 static void test_scores(void **state)
 {
     (void)state;
@@ -354,9 +399,10 @@ int main(void)
         return SKIPPED;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_logits), cmocka_unit_test(test_pieces), cmocka_unit_test(test_attention),
-        cmocka_unit_test(test_beside), cmocka_unit_test(test_scores), cmocka_unit_test(test_generate),
-        cmocka_unit_test(test_eval),   cmocka_unit_test(test_embed),  cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_logits),   cmocka_unit_test(test_pieces), cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_beside),   cmocka_unit_test(test_long),   cmocka_unit_test(test_scores),
+        cmocka_unit_test(test_generate), cmocka_unit_test(test_eval),   cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }
