@@ -461,7 +461,7 @@ static void test_embed(void **state)
     free(dtable.data), free(dpositions.data);
 }
 
-/* Parts of a mean over 6 values, of which 1, 0, 2 and 3 are in each: by the log of the sum of their weights. */
+/* Parts of a mean over 6 values, with 1, 0, 2 and 3 of them, by the log of the sum of their weights. */
 static void test_merge(void **state)
 {
     enum { PARTS = 4, HEADS = 2, WIDTH = 6, VALUES = 6 };
