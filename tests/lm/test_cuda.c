@@ -312,6 +312,10 @@ static void test_scores(void **state)
 
 /* ---- the program */
 
+/* A process takes its time to find a GPU: some models. */
+static const int some[] = { 0, 2, 6 };
+enum { SOME = sizeof some / sizeof *some };
+
 /* What `loam lm COMMAND MODEL` says with these arguments, on the CPU or on a GPU. */
 static outcome tell(const char *command, int model, const char *arguments, bool gpu)
 {
@@ -322,10 +326,10 @@ static outcome tell(const char *command, int model, const char *arguments, bool 
 static void test_generate(void **state)
 {
     (void)state;
-    for (int i = 0; i < WRITERS; i++) {
+    for (int i = 0; i < SOME; i++) {
         static const char arguments[] = "--prompt 'the cat' --tokens 20";
-        const outcome want = tell("generate", i, arguments, false),
-                      got = tell("generate", i, arguments, true);
+        const outcome want = tell("generate", some[i], arguments, false),
+                      got = tell("generate", some[i], arguments, true);
         expect_status(&want, 0);
         expect_status(&got, 0);
         assert_string_equal(got.out, want.out);
@@ -345,25 +349,23 @@ static double nll_of(const outcome *told)
 
 static void test_eval(void **state)
 {
-    static const char *const attention[] = { "", " --mechanism parallax", " --mechanism lla --ridge 0.5" };
+    static const char *const others[] = { "", " --dtype bf16", " --mechanism lla --ridge 0.5" };
     (void)state;
     const outcome made = run_shell("echo 'the cat, the dog. a text that ends' >t.txt");
     expect_status(&made, 0);
-    for (int i = 0; i < WRITERS; i++)
-        for (int n = 0; n < 3; n++) {
-            char arguments[128];
-            snprintf(arguments, sizeof arguments, "--text t.txt --context 8 --weights f32%s", attention[n]);
-            const outcome want = tell("eval", i, arguments, false), got = tell("eval", i, arguments, true);
-            expect_status(&want, 0);
-            expect_status(&got, 0);
-            assert_non_null(strstr(got.out, "on a GPU, f32"));
-            assert_true(fabs(nll_of(&got) - nll_of(&want)) < 1.5e-4); /* as it is printed */
-            strcat(arguments, " --dtype bf16");
-            const outcome narrow = tell("eval", i, arguments, true);
-            expect_status(&narrow, 0);
-            assert_non_null(strstr(narrow.out, "on a GPU, bf16"));
-            assert_true(fabs(nll_of(&narrow) - nll_of(&want)) < 0.1);
-        }
+    for (int i = 0; i < SOME; i++) {
+        char arguments[128];
+        const bool narrow = i == 1;
+        snprintf(arguments, sizeof arguments, "--text t.txt --context 8 --weights f32%s",
+                 narrow ? "" : others[i]);
+        const outcome want = tell("eval", some[i], arguments, false);
+        strcat(arguments, narrow ? others[i] : "");
+        const outcome got = tell("eval", some[i], arguments, true);
+        expect_status(&want, 0);
+        expect_status(&got, 0);
+        assert_non_null(strstr(got.out, narrow ? "on a GPU, bf16" : "on a GPU, f32"));
+        assert_true(fabs(nll_of(&got) - nll_of(&want)) < (narrow ? 0.1 : 1.5e-4)); /* as it is printed */
+    }
 }
 
 static void test_embed(void **state)
