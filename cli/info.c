@@ -5,6 +5,7 @@
 #include "cli/options.h"
 #include "loam.h"
 
+#include <cblas.h>
 #include <gnu/libc-version.h>
 #include <stdio.h>
 #include <string.h>
@@ -63,6 +64,7 @@ static void print_loam(void)
     for (; loam_kernel_at(kernels, &row) == LOAM_OK; kernels++)
         available += row.available;
     printf("%-12s %d, of which this machine can run %d\n", "kernels", kernels, available);
+    printf("%-12s OpenBLAS, kernels %s\n", "products", openblas_get_corename());
     print_line("compiler", __VERSION__);
     print_line("C library", gnu_get_libc_version());
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE /* madvise; POSIX has it under a name that does nothing on Linux */
 #include "io/mapped.h"
 
 #include "io/in_file.h"
@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 int mapped_open(mapped *out, const char *path, io_error *error)
 {
@@ -33,4 +34,12 @@ void mapped_close(mapped *m)
 {
     if (m->data) munmap((void *)(uintptr_t)m->data, (size_t)m->bytes);
     *m = (mapped){ 0 };
+}
+
+void mapped_forget(const void *at, size_t bytes)
+{
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = ((uintptr_t)at + page - 1) / page * page,
+                    end = ((uintptr_t)at + bytes) / page * page;
+    /* Where it fails they stay. */
+    if (begin < end) (void)madvise((void *)begin, end - begin, MADV_DONTNEED);
 }

@@ -6,6 +6,7 @@
 
 #include "io/error.h"
 
+#include <stddef.h>
 #include <stdint.h>
 
 typedef struct mapped {
@@ -16,5 +17,9 @@ typedef struct mapped {
 /* On failure *out is all zero. */
 int mapped_open(mapped *out, const char *path, io_error *error);
 void mapped_close(mapped *m); /* and zeroes it */
+
+/* Bytes of a mapped file that will hardly be read again need not stay in memory. They can be read all the
+ * same. */
+void mapped_forget(const void *at, size_t bytes);
 
 #endif

@@ -262,6 +262,63 @@ enum { ARCHITECTURES = sizeof architectures / sizeof *architectures };
 
 const char *lm_architecture_name(lm_architecture architecture) { return architectures[architecture].name; }
 
+/* The word of --mechanism, and what it is. */
+static const struct {
+    const char *name;
+    loam_mechanism mechanism;
+    bool forgets;
+} attentions[] = { { "softmax", LOAM_SOFTMAX, false },
+                   { "lla", LOAM_LLA, false },
+                   { "parallax", LOAM_PARALLAX, false },
+                   { "fox", LOAM_SOFTMAX, true } };
+enum { ATTENTIONS = sizeof attentions / sizeof *attentions };
+
+bool lm_config_attention(lm_config *config, const char *name)
+{
+    for (int i = 0; i < ATTENTIONS; i++)
+        if (strcmp(name, attentions[i].name) == 0) {
+            config->mechanism = attentions[i].mechanism, config->forgets = attentions[i].forgets;
+            return true;
+        }
+    return false;
+}
+
+const char *lm_config_attention_name(const lm_config *config)
+{
+    int i = 0;
+    while (attentions[i].mechanism != config->mechanism || attentions[i].forgets != config->forgets)
+        i++;
+    return attentions[i].name;
+}
+
+static void read_ridge(reader *r, lm_config *out, const json_t *own)
+{
+    out->ridge_least = real_of(r, own, "ridge_least", 0);
+    out->ridge_most = real_of(r, own, "ridge_most", 0);
+    const char *unit = text_of(r, own, "ridge_unit", "normalised");
+    int found = LOAM_RIDGE_NORMALISED;
+    while (loam_ridge_unit_name((loam_ridge_unit)found) &&
+           strcmp(unit, loam_ridge_unit_name((loam_ridge_unit)found)) != 0)
+        found++;
+    out->ridge_unit = (loam_ridge_unit)found;
+    if (found > LOAM_RIDGE_TRACE)
+        wrong(r, "ridge_unit", value_of(own, "ridge_unit"), "normalised, max or trace");
+    else if (!(out->ridge_least > 0 && out->ridge_most >= out->ridge_least))
+        wrong(r, "loam_attention", own, "0 < ridge_least <= ridge_most");
+}
+
+static void read_attention(reader *r, lm_config *out)
+{
+    const json_t *own = value_of(r->root, "loam_attention");
+    if (!own) return;
+    if (!json_is_object(own)) wrong(r, "loam_attention", own, "an object");
+    const char *name = text_of(r, own, "mechanism", "softmax");
+    if (!lm_config_attention(out, name) || (out->architecture == LM_BERT && strcmp(name, "softmax") != 0))
+        wrong(r, "mechanism", value_of(own, "mechanism"),
+              out->architecture == LM_BERT ? "softmax" : "softmax, lla, parallax or fox");
+    if (!r->status && out->mechanism == LOAM_LLA) read_ridge(r, out, own);
+}
+
 static void read_model(reader *r, lm_config *out)
 {
     const char *type = text_of(r, r->root, "model_type", "");
@@ -277,6 +334,7 @@ static void read_model(reader *r, lm_config *out)
     }
     *out = (lm_config){ .architecture = (lm_architecture)found, .bos = -1 };
     architectures[found].read(r, out);
+    read_attention(r, out);
     refuse_unknown(r, out);
 }
 

@@ -6,6 +6,7 @@
 
 #include "io/error.h"
 #include "io/gguf.h"
+#include "loam.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -30,6 +31,12 @@ typedef struct lm_config {
     int64_t rope_dim; /* the first channels of a head, which RoPE turns in halves; 0: none */
     double rope_base;
     lm_activation activation;
+    /* The attention that it was trained with, by our key "loam_attention": LOAM_SOFTMAX, LOAM_LLA with a
+     * ridge for each head and token, or LOAM_PARALLAX with a probe. */
+    loam_mechanism mechanism;
+    bool forgets;                   /* LOAM_SOFTMAX: FoX, with a gate for each head and token */
+    double ridge_least, ridge_most; /* LOAM_LLA: least + (most - least) sigmoid(W x) */
+    loam_ridge_unit ridge_unit;
     bool tied;                  /* logits by the embedding */
     bool parallel;              /* NeoX: attention and mlp from the same x */
     bool scale_by_layer;        /* GPT-2: scores of layer i are divided by i + 1 as well */
@@ -40,6 +47,11 @@ typedef struct lm_config {
 
 /* "gpt2", "gpt_neox", "llama", "bert". */
 const char *lm_architecture_name(lm_architecture architecture);
+
+/* "softmax", "lla", "parallax", "fox": sets, or tells, the attention that a model was trained with. False:
+ * there is none of this name. */
+bool lm_config_attention(lm_config *config, const char *name);
+const char *lm_config_attention_name(const lm_config *config);
 
 /* From a config.json. A switch that changes the result and is not known here is refused by name. */
 int lm_config_read(lm_config *out, const char *path, io_error *error);

@@ -71,6 +71,22 @@ static void put_others(writer *w, const lm_config *c)
     }
 }
 
+/* Our own key, of what the library of the others cannot read. */
+static void put_attention(writer *w, const lm_config *c)
+{
+    json_t *own = json_object();
+    bool whole = json_object_set_new(own, "mechanism", json_string(lm_config_attention_name(c))) == 0;
+    if (c->mechanism == LOAM_LLA) {
+        whole = json_object_set_new(own, "ridge_least", json_real(c->ridge_least)) == 0 && whole;
+        whole = json_object_set_new(own, "ridge_most", json_real(c->ridge_most)) == 0 && whole;
+        whole = json_object_set_new(own, "ridge_unit", json_string(loam_ridge_unit_name(c->ridge_unit))) ==
+                    0 &&
+                whole;
+    }
+    put(w, "loam_attention", own);
+    w->whole = w->whole && whole;
+}
+
 static json_t *object_of(const lm_config *c)
 {
     static const char *const classes[] = { [LM_GPT2] = "GPT2LMHeadModel",
@@ -87,6 +103,7 @@ static json_t *object_of(const lm_config *c)
         put_others(&w, c);
     put(&w, "tie_word_embeddings", json_boolean(c->tied));
     put_tokens(&w, c);
+    if (c->mechanism != LOAM_SOFTMAX || c->forgets) put_attention(&w, c);
     if (w.whole) return w.root;
     json_decref(w.root);
     return NULL;

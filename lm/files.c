@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "lm/files.h"
 
+#include "io/mapped.h"
 #include "lm/names.h"
 #include "lm/path.h"
 #include "lm/store.h"
@@ -236,4 +237,11 @@ const void *lm_files_mapped(const lm_files *f, lm_part part, int64_t layer, loam
     if (!s->rows || !as_it_is || s->array.type != tensor_type_of(dtype)) return NULL;
     const unsigned char *at = s->array.data + (size_t)lm_name_place(s->name, s->rows, 1, 0) * bytes;
     return (uintptr_t)at % bytes == 0 ? at : NULL;
+}
+
+void lm_files_forget(const lm_files *f, lm_part part, int64_t layer)
+{
+    assert(layer >= 0 && layer < layers_with(f, part));
+    const source *s = source_at(f, part, layer);
+    if (s->rows) mapped_forget(s->array.data, (size_t)tensor_bytes(&s->array));
 }

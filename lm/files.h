@@ -35,6 +35,9 @@ typedef enum lm_part {
     LM_UP_BIAS,
     LM_DOWN, /* [width][inner] */
     LM_DOWN_BIAS,
+    LM_RIDGE,  /* [heads_q][width]; of models trained with LLA */
+    LM_PROBE,  /* [heads_q head_dim][width]; with Parallax */
+    LM_FORGET, /* [heads_q][width]; with FoX */
     LM_PARTS
 } lm_part;
 
@@ -62,5 +65,7 @@ int lm_files_read(const lm_files *f, lm_part part, int64_t layer, int64_t first,
 /* All of it in the mapped file, where that has this type and layout and is aligned to its elements; else
  * NULL. It lives as long as f. */
 const void *lm_files_mapped(const lm_files *f, lm_part part, int64_t layer, loam_dtype dtype);
+/* The array of a part, where it was read and that was all, leaves memory; the file still has it. */
+void lm_files_forget(const lm_files *f, lm_part part, int64_t layer);
 
 #endif

@@ -20,7 +20,7 @@ typedef enum item_form {
     ITEM_WINOGRANDE, /* sentence with one _, option1, option2, answer "1" or "2" */
     ITEM_WSC273,     /* text, pronoun, pronoun_loc, options [2], label 0 or 1 */
     ITEM_WSC,        /* SuperGLUE: text, target {span1_text, span2_index, span2_text}, label */
-    ITEM_MMLU,       /* question, choices [4], answer 0 .. 3, subject where it is known */
+    ITEM_MMLU,       /* question, choices [4], answer 0 .. 3, subject where it is known; or CSV */
     ITEM_FORMS
 } item_form;
 
@@ -42,8 +42,14 @@ typedef struct items {
 } items;
 
 /* From the text of a file called `name`, an object a line; blank lines are skipped. A bad line is named by
- * its number. On failure *out is all zero. */
-int items_read(items *out, const char *text, size_t bytes, item_form form, const char *name, io_error *error);
+ * its number. subject: of all questions, for ITEM_MMLU; NULL: as the file says. On failure *out is all
+ * zero. */
+int items_read(items *out, const char *text, size_t bytes, item_form form, const char *subject,
+               const char *name, io_error *error);
+/* ITEM_MMLU from CSV: question, four choices, the answer A .. D, no header or one of these words. subject,
+ * where NULL, is the name's: "some/high_school_physics_test.csv" is about high school physics. */
+int items_read_csv(items *out, const char *text, size_t bytes, const char *subject, const char *name,
+                   io_error *error);
 void items_free(items *list); /* and zeroes it */
 
 #endif

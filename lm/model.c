@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "lm/model.h"
 
+#include "train/mixer.h"
+
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
@@ -17,7 +19,7 @@ struct lm_model {
     lm_weights weights;
 };
 
-/* Attention of one layer, or of all that do not differ. */
+/* Attention of neighbouring heads that are alike, in one layer, or in all where those do not differ. */
 typedef struct text_plans {
     loam_plan *step, *chunk; /* one query; `queries` of them */
     int64_t queries;
@@ -32,16 +34,20 @@ typedef struct text_place {
 
 struct lm_text {
     const lm_model *of;
+    lm_options options; /* of attention */
     int64_t room, most, length;
     memory memory;
     matrix *keys, *values; /* [layers], each [1][room][heads_kv head_dim] */
+    matrix *decays;        /* [layers], each [1][room][heads_q], of models that forget */
+    matrix gates, ridge;   /* of the rows that are read, before and after the gate */
     matrix x, y, second, stats, q, o, up, gate, inner, probe; /* second: with parallel attention and mlp */
-    matrix key, value;                                        /* of a GPU: of the one token that is read */
+    matrix ridges;                                            /* [layers][heads_q], of options.heads */
+    matrix key, value, forget;                                /* of a GPU: of the one token that is read */
     text_place *place;
     int32_t *ids;                           /* of the tokens that are read */
     int64_t splits, *counts, *split_counts; /* keys of each split, in host memory and the machine's */
     matrix parts, lse;                      /* of each split: the mean of its values, its weight */
-    text_plans *plans;                      /* [layers] where layers differ, else one */
+    text_plans *plans;                      /* [layers][heads_q], by the first head */
     void *work;
     size_t work_bytes;
     /* Of a GPU: the launches for one token, where the first of them has made its plans; what they give. */
@@ -55,13 +61,6 @@ static int failed(const loam_error *from, io_error *error)
     return io_fail(error, EXIT_INTERNAL, "%s", from->text);
 }
 
-lm_options lm_options_default(void)
-{
-    return (lm_options){
-        .weights = LOAM_F32, .mechanism = LOAM_SOFTMAX, .ridge = 0.1, .only = -1, .inverse_temperature = 1
-    };
-}
-
 /* ---- models */
 
 int lm_model_open(lm_model **made, const machine *on, const lm_files *f, const lm_options *options,
@@ -69,13 +68,16 @@ int lm_model_open(lm_model **made, const machine *on, const lm_files *f, const l
 {
     *made = NULL;
     const lm_config *config = lm_files_config(f);
-    if (options->only >= config->layers)
-        return io_fail(error, EXIT_USAGE, "layer %lld: the model has %lld", (long long)options->only,
-                       (long long)config->layers);
+    int status = lm_options_check(options, config, error);
+    if (status) return status;
     lm_model *m = calloc(1, sizeof *m);
     if (!m) return io_fail(error, EXIT_INTERNAL, "out of memory for a model");
     m->on = on, m->config = config, m->options = *options;
-    const int status = lm_weights_open(&m->weights, on, f, options->weights, error);
+    if (options->own) {
+        m->options.mechanism = config->mechanism;
+        m->options.only = m->options.only_head = -1, m->options.heads = NULL;
+    }
+    status = lm_weights_open(&m->weights, on, f, options->weights, error);
     if (status)
         free(m);
     else
@@ -105,17 +107,67 @@ int lm_model_fetch(const lm_model *m, float *to, matrix rows, io_error *error)
 
 /* ---- plans of attention */
 
-static bool layers_differ(const lm_model *m) { return m->config->scale_by_layer || m->options.only >= 0; }
-
-static text_plans *plans_of(const lm_text *t, int64_t layer)
+static bool layers_differ(const lm_text *t)
 {
-    return &t->plans[layers_differ(t->of) ? layer : 0];
+    return t->of->config->scale_by_layer || t->options.only >= 0 || t->options.heads;
 }
 
-static bool has_mechanism(const lm_model *m, int64_t layer)
+static text_plans *plans_of(const lm_text *t, int64_t layer, int64_t head)
 {
-    return m->options.only < 0 || m->options.only == layer;
+    return &t->plans[(layers_differ(t) ? layer * t->of->config->heads_q : 0) + head];
 }
+
+/* What attention does in one head. */
+typedef struct manner {
+    loam_mechanism mechanism;
+    double ridge, inverse_temperature;
+} manner;
+
+static manner manner_of(const lm_text *t, int64_t layer, int64_t head)
+{
+    const lm_options *o = &t->options;
+    if (o->heads) {
+        const lm_head *h = &o->heads[layer * t->of->config->heads_q + head];
+        return (manner){ isinf(h->ridge) ? LOAM_SOFTMAX : LOAM_LLA, h->ridge, h->inverse_temperature };
+    }
+    const bool has = (o->only < 0 || o->only == layer) && (o->only_head < 0 || o->only_head == head);
+    return (manner){ has ? o->mechanism : LOAM_SOFTMAX, o->ridge, o->inverse_temperature };
+}
+
+/* One call does them; their ridges may differ. */
+static bool are_alike(manner a, manner b)
+{
+    return a.mechanism == b.mechanism && !(a.inverse_temperature < b.inverse_temperature) &&
+           !(a.inverse_temperature > b.inverse_temperature);
+}
+
+/* How many heads from `first` on one call does: within those of one key-value head, or all of several. */
+static int64_t alike_from(const lm_text *t, int64_t layer, int64_t first)
+{
+    const lm_config *c = t->of->config;
+    if (!t->options.heads && t->options.only_head < 0) return c->heads_q;
+    const int64_t group = c->heads_q / c->heads_kv, left = group - first % group;
+    const manner its = manner_of(t, layer, first);
+    int64_t count = 1;
+    while (first + count < c->heads_q && are_alike(its, manner_of(t, layer, first + count)))
+        count++;
+    if (left < group) return count < left ? count : left;
+    return count < group ? count : count - count % group;
+}
+
+static bool ridges_differ(const lm_text *t, int64_t layer, int64_t first, int64_t count)
+{
+    bool differ = false;
+    for (int64_t head = first + 1; head < first + count && t->options.heads; head++)
+        differ |= manner_of(t, layer, head).ridge < manner_of(t, layer, first).ridge ||
+                  manner_of(t, layer, head).ridge > manner_of(t, layer, first).ridge;
+    return differ;
+}
+
+/* What is attended to at once: `queries` tokens at the end of those in use, of `count` heads. */
+typedef struct attended {
+    int64_t layer, first, count, queries;
+} attended;
 
 /* Are addresses those of any token, and its place a number in memory? */
 static bool is_step(const lm_text *t, int64_t rows)
@@ -123,42 +175,52 @@ static bool is_step(const lm_text *t, int64_t rows)
     return t->of->on->gpu && rows == 1 && t->of->config->architecture != LM_BERT;
 }
 
-static loam_mechanism mechanism_of(const lm_model *m, int64_t layer)
+/* Each call of a layer on its own: what is no softmax, or forgets, reads all keys in one go. */
+static bool is_split(const lm_text *t, const loam_problem *p)
 {
-    return has_mechanism(m, layer) ? m->options.mechanism : LOAM_SOFTMAX;
+    return is_step(t, p->len_q) && t->splits > 1 && p->mechanism == LOAM_SOFTMAX && !p->decay;
 }
 
-static bool is_split(const lm_text *t, int64_t layer, int64_t queries)
-{
-    return is_step(t, queries) && t->splits > 1 && mechanism_of(t->of, layer) == LOAM_SOFTMAX;
-}
-
-/* `queries` tokens at the end of those in use. */
-static loam_problem problem_of(const lm_text *t, int64_t layer, int64_t queries)
+static loam_problem problem_of(const lm_text *t, attended what)
 {
     const lm_model *m = t->of;
     const lm_config *c = m->config;
-    const bool causal = c->architecture != LM_BERT, step = queries == 1 && causal && !m->on->gpu;
-    const loam_mechanism mechanism = mechanism_of(m, layer);
-    loam_problem p = loam_problem_default(mechanism, step ? LOAM_DECODE : LOAM_FORWARD);
+    const int64_t group = c->heads_q / c->heads_kv;
+    const bool causal = c->architecture != LM_BERT, step = what.queries == 1 && causal && !m->on->gpu;
+    const manner its = manner_of(t, what.layer, what.first);
+    loam_problem p = loam_problem_default(its.mechanism, step ? LOAM_DECODE : LOAM_FORWARD);
     p.dtype = m->on->operand;
     p.backend = machine_backend(m->on);
     p.threads = m->on->threads;
-    p.heads_q = c->heads_q, p.heads_kv = c->heads_kv;
-    p.len_q = queries, p.len_kv = t->room;
+    p.heads_q = what.count, p.heads_kv = what.count < group ? 1 : what.count / group;
+    p.len_q = what.queries, p.len_kv = t->room;
     p.dim_qk = p.dim_v = c->head_dim;
     p.causal = causal;
-    p.scale = m->options.inverse_temperature / sqrt((double)c->head_dim);
-    if (c->scale_by_layer) p.scale /= (double)(layer + 1);
-    if (is_split(t, layer, queries)) p.batch = t->splits, p.len_kv = SPLIT, p.causal = 0;
-    if (mechanism == LOAM_LLA) p.ridge = m->options.ridge, p.ridge_unit = m->options.ridge_unit;
+    p.scale = its.inverse_temperature / sqrt((double)c->head_dim);
+    if (c->scale_by_layer) p.scale /= (double)(what.layer + 1);
+    p.decay = t->options.own && c->forgets;
+    if (is_split(t, &p)) p.batch = t->splits, p.len_kv = SPLIT, p.causal = 0;
+    if (its.mechanism != LOAM_LLA) return p;
+    p.ridge_unit = t->options.own ? c->ridge_unit : t->options.ridge_unit;
+    if (t->options.own)
+        p.ridge_axes = LOAM_RIDGE_TOKEN;
+    else if (ridges_differ(t, what.layer, what.first, what.count))
+        p.ridge_axes = LOAM_RIDGE_HEAD;
+    else
+        p.ridge = its.ridge;
     return p;
 }
 
-static int make_plan(lm_text *t, loam_plan **plan, int64_t layer, int64_t queries, io_error *error)
+static void forget_step(lm_text *t)
+{
+    machine_forget(t->step);
+    t->step = NULL;
+}
+
+static int make_plan(lm_text *t, loam_plan **plan, attended what, io_error *error)
 {
     loam_error reason;
-    const loam_problem p = problem_of(t, layer, queries);
+    const loam_problem p = problem_of(t, what);
     loam_plan_destroy(*plan);
     if (loam_plan_create(plan, &p, &reason)) return failed(&reason, error);
     const size_t bytes = loam_plan_work_bytes(*plan);
@@ -168,36 +230,62 @@ static int make_plan(lm_text *t, loam_plan **plan, int64_t layer, int64_t querie
     if (!memory_open(&room, t->of->on)) return io_fail(error, EXIT_INTERNAL, "out of memory for attention");
     memory old = { .gpu = room.gpu, .base = t->work };
     memory_close(&old);
-    machine_forget(t->step);
-    t->step = NULL;
+    forget_step(t);
     t->work = room.base, t->work_bytes = bytes;
     return 0;
 }
 
 /* The plan for so many tokens; the last number of more than one is kept. */
-static int plan_for(lm_text *t, int64_t layer, int64_t queries, const loam_plan **plan, io_error *error)
+static int plan_for(lm_text *t, attended what, const loam_plan **plan, io_error *error)
 {
-    text_plans *plans = plans_of(t, layer);
-    loam_plan **const slot = queries == 1 ? &plans->step : &plans->chunk;
+    text_plans *plans = plans_of(t, what.layer, what.first);
+    loam_plan **const slot = what.queries == 1 ? &plans->step : &plans->chunk;
     int status = 0;
-    if (!*slot || (queries > 1 && plans->queries != queries))
-        status = make_plan(t, slot, layer, queries, error);
-    if (!status && queries > 1) plans->queries = queries;
+    if (!*slot || (what.queries > 1 && plans->queries != what.queries))
+        status = make_plan(t, slot, what, error);
+    if (!status && what.queries > 1) plans->queries = what.queries;
     *plan = *slot;
     return status;
 }
 
+static void drop_plans(lm_text *t)
+{
+    const int64_t slots = t->of->config->layers * t->of->config->heads_q;
+    forget_step(t);
+    t->stepped = false;
+    for (int64_t i = 0; t->plans && i < slots; i++) {
+        loam_plan_destroy(t->plans[i].step);
+        loam_plan_destroy(t->plans[i].chunk);
+        t->plans[i] = (text_plans){ 0 };
+    }
+}
+
 /* ---- texts */
+
+static void take_step(lm_text *t)
+{
+    const lm_config *c = t->of->config;
+    const machine *on = t->of->on;
+    const int64_t q = c->heads_q * c->head_dim, kv = c->heads_kv * c->head_dim;
+    t->key = memory_matrix(&t->memory, on->operand, 1, 1, kv);
+    t->value = memory_matrix(&t->memory, on->operand, 1, 1, kv);
+    t->forget = memory_matrix(&t->memory, on->dtype, 1, 1, c->heads_q);
+    t->parts = memory_matrix(&t->memory, on->operand, 1, t->splits, q);
+    t->lse = memory_matrix(&t->memory, LOAM_F32, 1, t->splits, c->heads_q);
+    t->split_counts = memory_take(&t->memory, t->splits, sizeof *t->split_counts);
+}
 
 static void take_all(lm_text *t)
 {
     const lm_config *c = t->of->config;
     const machine *on = t->of->on;
+    const bool forgets = t->of->options.own && c->forgets;
     const int64_t q = c->heads_q * c->head_dim, kv = c->heads_kv * c->head_dim;
     const int64_t room = on->gpu ? t->splits * SPLIT : t->room;
     for (int64_t i = 0; i < c->layers; i++) {
         t->keys[i] = memory_matrix(&t->memory, on->operand, 1, room, kv);
         t->values[i] = memory_matrix(&t->memory, on->operand, 1, room, kv);
+        if (forgets) t->decays[i] = memory_matrix(&t->memory, on->dtype, 1, room, c->heads_q);
     }
     t->x = memory_matrix(&t->memory, on->dtype, 1, t->most, c->width);
     t->y = memory_matrix(&t->memory, on->dtype, 1, t->most, c->width);
@@ -211,14 +299,14 @@ static void take_all(lm_text *t)
     t->probe = t->of->options.mechanism == LOAM_PARALLAX
                    ? memory_matrix(&t->memory, on->operand, 1, t->most, q)
                    : none;
+    t->ridges = memory_matrix(&t->memory, LOAM_F32, 1, c->layers, c->heads_q);
+    if (t->of->options.own && (c->forgets || c->mechanism == LOAM_LLA)) {
+        t->gates = memory_matrix(&t->memory, on->dtype, 1, t->most, c->heads_q);
+        t->ridge = memory_matrix(&t->memory, on->dtype, 1, t->most, c->heads_q);
+    }
     t->ids = memory_take(&t->memory, t->most, sizeof *t->ids);
     t->place = memory_take(&t->memory, 1, sizeof *t->place);
-    if (!on->gpu) return;
-    t->key = memory_matrix(&t->memory, on->operand, 1, 1, kv);
-    t->value = memory_matrix(&t->memory, on->operand, 1, 1, kv);
-    t->parts = memory_matrix(&t->memory, on->operand, 1, t->splits, q);
-    t->lse = memory_matrix(&t->memory, LOAM_F32, 1, t->splits, c->heads_q);
-    t->split_counts = memory_take(&t->memory, t->splits, sizeof *t->split_counts);
+    if (on->gpu) take_step(t);
 }
 
 int lm_text_open(lm_text **made, const lm_model *m, int64_t room, int64_t chunk, io_error *error)
@@ -234,27 +322,28 @@ int lm_text_open(lm_text **made, const lm_model *m, int64_t room, int64_t chunk,
     t->of = m, t->room = room, t->most = chunk, t->splits = (room + SPLIT - 1) / SPLIT;
     t->keys = calloc((size_t)c->layers, sizeof *t->keys),
     t->values = calloc((size_t)c->layers, sizeof *t->keys);
-    t->plans = calloc((size_t)c->layers, sizeof *t->plans);
+    t->decays = calloc((size_t)c->layers, sizeof *t->decays);
+    t->plans = calloc((size_t)c->layers, (size_t)c->heads_q * sizeof *t->plans);
     t->counts = calloc((size_t)t->splits, sizeof *t->counts);
-    bool there = t->keys && t->values && t->plans && t->counts;
+    bool there = t->keys && t->values && t->decays && t->plans && t->counts;
     if (there) take_all(t), there = memory_open(&t->memory, m->on);
     if (!there) {
         lm_text_close(t);
         return io_fail(error, EXIT_INTERNAL, "out of memory for a text of %lld tokens", (long long)room);
     }
     take_all(t);
-    *made = t;
-    return 0;
+    const int status = lm_text_attention(t, &m->options, error);
+    if (status)
+        lm_text_close(t);
+    else
+        *made = t;
+    return status;
 }
 
 void lm_text_close(lm_text *t)
 {
     if (!t) return;
-    machine_forget(t->step);
-    for (int64_t i = 0; t->plans && i < t->of->config->layers; i++) {
-        loam_plan_destroy(t->plans[i].step);
-        loam_plan_destroy(t->plans[i].chunk);
-    }
+    drop_plans(t);
     memory work = { .gpu = t->of->on->gpu, .base = t->work };
     memory_close(&work);
     memory_close(&t->memory);
@@ -262,6 +351,7 @@ void lm_text_close(lm_text *t)
     free(t->plans);
     free(t->keys);
     free(t->values);
+    free(t->decays);
     free(t);
 }
 
@@ -271,6 +361,26 @@ void lm_text_rewind(lm_text *t, int64_t length)
 {
     assert(length >= 0 && length <= t->length);
     t->length = length;
+}
+
+int lm_text_attention(lm_text *t, const lm_options *options, io_error *error)
+{
+    const lm_config *c = t->of->config;
+    const int64_t heads = c->layers * c->heads_q;
+    const int status = lm_options_check(options, c, error);
+    if (status) return status;
+    if ((options->mechanism == LOAM_PARALLAX && !t->probe.data) || (options->own && !t->of->options.own))
+        return io_fail(error, EXIT_USAGE, "%s: the model was opened without it",
+                       options->own ? "its own attention" : "parallax");
+    float *ridges = options->heads ? malloc((size_t)heads * sizeof *ridges) : NULL;
+    if (options->heads && !ridges) return io_fail(error, EXIT_INTERNAL, "out of memory for ridges");
+    drop_plans(t);
+    t->options = *options;
+    for (int64_t i = 0; ridges && i < heads; i++)
+        ridges[i] = (float)options->heads[i].ridge;
+    if (ridges) machine_upload(t->of->on, t->ridges.data, ridges, (size_t)heads * sizeof *ridges);
+    free(ridges);
+    return 0;
 }
 
 /* ---- a layer */
@@ -307,6 +417,9 @@ static loam_const_view heads_of(matrix a, int64_t head_dim)
     return (loam_const_view){ a.data, a.rows * a.row, head_dim, a.row };
 }
 
+/* A number for each head and row. */
+static loam_const_view numbers_of(matrix a) { return (loam_const_view){ a.data, a.rows * a.row, 1, a.row }; }
+
 /* Turns rows of heads in place, whose first token is the next one of the text. */
 static int turn(const lm_text *t, matrix a, int64_t heads, io_error *error)
 {
@@ -324,39 +437,101 @@ static int turn(const lm_text *t, matrix a, int64_t heads, io_error *error)
 }
 
 /* Each split is a sequence of its own, which the same query reads. */
-static void split_args(const lm_text *t, loam_args *args)
+static void split_args(const lm_text *t, matrix parts, matrix lse, loam_args *args)
 {
-    const int64_t heads = t->of->config->heads_q, head_dim = t->of->config->head_dim;
     args->q.batch = 0;
     args->k.batch = SPLIT * args->k.token, args->v.batch = SPLIT * args->v.token;
-    args->o = (loam_view){ t->parts.data, t->parts.row, head_dim, t->parts.row };
-    args->lse = (loam_view){ t->lse.data, heads, 1, heads };
+    args->o = (loam_view){ parts.data, parts.row, t->of->config->head_dim, parts.row };
+    args->lse = (loam_view){ lse.data, lse.row, 1, lse.row };
     args->lens_kv = t->split_counts;
 }
 
-/* o of the rows of q, over all keys so far and their own. */
-static int attend(lm_text *t, int64_t layer, matrix o, matrix q, io_error *error)
+/* What a call reads and writes: columns of rows of all heads. */
+static loam_args args_of(const lm_text *t, attended what, const loam_problem *p, matrix o, matrix q)
 {
     const lm_config *c = t->of->config;
+    const int64_t d = c->head_dim, group = c->heads_q / c->heads_kv;
+    const int64_t from = what.first * d, width = what.count * d;
+    const matrix k = matrix_columns(t->keys[what.layer], what.first / group * d, width),
+                 v = matrix_columns(t->values[what.layer], what.first / group * d, width);
+    const bool lla = p->mechanism == LOAM_LLA, own = t->options.own;
+    const matrix probe = p->mechanism == LOAM_PARALLAX
+                             ? matrix_columns(matrix_rows(t->probe, 0, q.rows), from, width)
+                             : none;
+    loam_args args = { .q = heads_of(matrix_columns(q, from, width), d),
+                       .k = heads_of(k, d),
+                       .v = heads_of(v, d),
+                       .probe = heads_of(probe, d),
+                       .ridge = numbers_of(own && lla ? matrix_rows(t->ridge, 0, q.rows) : none),
+                       .log_decay = numbers_of(own && c->forgets ? t->decays[what.layer] : none),
+                       .lens_kv = &t->place->in_use,
+                       .o = heads_view(o, d),
+                       .work = t->work,
+                       .stream = machine_stream(t->of->on) };
+    if (p->ridge_axes == LOAM_RIDGE_HEAD)
+        args.ridge = (loam_const_view){ (const float *)t->ridges.data + what.layer * c->heads_q + what.first,
+                                        0, 1, 0 };
+    return args;
+}
+
+/* o of the rows of q, over all keys so far and their own, in heads that are alike. */
+static int attend_heads(lm_text *t, attended what, matrix o, matrix q, io_error *error)
+{
+    const int64_t d = t->of->config->head_dim, from = what.first * d, width = what.count * d;
     const machine *on = t->of->on;
     const loam_plan *plan;
     loam_error reason;
-    int status = plan_for(t, layer, q.rows, &plan, error);
+    const int status = plan_for(t, what, &plan, error);
     if (status) return status;
-    const bool parallax = loam_plan_problem(plan)->mechanism == LOAM_PARALLAX,
-               split = is_split(t, layer, q.rows);
-    loam_args args = { .q = heads_of(q, c->head_dim),
-                       .k = heads_of(t->keys[layer], c->head_dim),
-                       .v = heads_of(t->values[layer], c->head_dim),
-                       .probe = heads_of(parallax ? matrix_rows(t->probe, 0, q.rows) : none, c->head_dim),
-                       .lens_kv = &t->place->in_use,
-                       .o = heads_view(o, c->head_dim),
-                       .work = t->work,
-                       .stream = machine_stream(on) };
-    if (split) split_args(t, &args);
+    const bool split = loam_plan_problem(plan)->batch > 1;
+    const matrix out = matrix_columns(o, from, width),
+                 parts = split ? matrix_columns(t->parts, from, width) : none,
+                 lse = split ? matrix_columns(t->lse, what.first, what.count) : none;
+    loam_args args = args_of(t, what, loam_plan_problem(plan), out, q);
+    if (split) split_args(t, parts, lse, &args);
     if (loam_run(plan, &args, &reason)) return failed(&reason, error);
-    if (split) on->op->merge_parts(on, o, t->parts, t->lse);
+    if (split) on->op->merge_parts(on, out, parts, lse);
     return 0;
+}
+
+static int attend(lm_text *t, int64_t layer, matrix o, matrix q, io_error *error)
+{
+    attended what = { layer, 0, 0, q.rows };
+    int status = 0;
+    for (; !status && what.first < t->of->config->heads_q; what.first += what.count) {
+        what.count = alike_from(t, layer, what.first);
+        status = attend_heads(t, what, o, q, error);
+    }
+    return status;
+}
+
+/* The row of the one token that is read, among all of the text. */
+static numbers place_of(const lm_text *t) { return (numbers){ &t->place->row, 0 }; }
+
+/* Probes, ridges and log decays of the rows x, as they were trained: train/plain.c. */
+static int own_gates(const lm_text *t, int64_t layer, matrix x, io_error *error)
+{
+    const machine *on = t->of->on;
+    const lm_config *c = t->of->config;
+    const lm_weights *w = &t->of->weights;
+    const matrix gates = matrix_rows(t->gates, 0, x.rows);
+    if (!t->options.own) return 0;
+    if (c->mechanism == LOAM_LLA) {
+        on->op->product(on, gates, x, lm_weight(w, layer, LM_RIDGE), PRODUCT_B_TRANSPOSED);
+        on->op->sigmoid_gate(on, matrix_rows(t->ridge, 0, x.rows), gates, none, c->ridge_least,
+                             c->ridge_most);
+    }
+    if (c->forgets) {
+        on->op->product(on, gates, x, lm_weight(w, layer, LM_FORGET), PRODUCT_B_TRANSPOSED);
+        const bool step = is_step(t, x.rows);
+        const matrix forget = step ? t->forget : matrix_rows(t->decays[layer], t->length, x.rows);
+        on->op->forget_gate(on, forget, gates, none, mixer_find("fox")->decay_shift, 1);
+        if (step) on->op->put_rows(on, t->decays[layer], forget, place_of(t));
+    }
+    if (c->mechanism != LOAM_PARALLAX) return 0;
+    const matrix probe = matrix_rows(t->probe, 0, x.rows);
+    on->op->product(on, probe, x, lm_weight(w, layer, LM_PROBE), PRODUCT_B_TRANSPOSED);
+    return c->rope_dim > 0 ? turn(t, probe, c->heads_q, error) : 0;
 }
 
 /* out += attention of x, or out = it. */
@@ -374,10 +549,10 @@ static int attention(lm_text *t, int64_t layer, matrix out, matrix x, bool add, 
     if (c->rope_dim > 0) status = turn(t, q, c->heads_q, error);
     if (!status && c->rope_dim > 0) status = turn(t, k, c->heads_kv, error);
     if (step) {
-        const numbers at = { &t->place->row, 0 };
-        t->of->on->op->put_rows(t->of->on, t->keys[layer], k, at);
-        t->of->on->op->put_rows(t->of->on, t->values[layer], v, at);
+        t->of->on->op->put_rows(t->of->on, t->keys[layer], k, place_of(t));
+        t->of->on->op->put_rows(t->of->on, t->values[layer], v, place_of(t));
     }
+    if (!status) status = own_gates(t, layer, x, error);
     if (!status) status = attend(t, layer, o, q, error);
     if (!status) linear(t, out, o, layer, LM_O, add);
     return status;
@@ -442,19 +617,28 @@ static int run_layer(lm_text *t, int64_t layer, matrix x, matrix y, io_error *er
 /* ---- reading */
 
 /* The embedding of tokens at positions from the next one on; y: a room of the same size. */
-static void enter(const lm_text *t, matrix x, matrix y)
+static void embed(const lm_text *t, matrix x, matrix y)
 {
     const machine *on = t->of->on;
     const lm_weights *w = &t->of->weights;
     const matrix places = lm_weight(w, 0, LM_POSITIONS), types = lm_weight(w, 0, LM_TYPES);
     on->op->embed(on, x, lm_weight(w, 0, LM_EMBED), (numbers){ t->ids, 0 }, none);
     if (places.data && is_step(t, x.rows)) {
-        on->op->embed(on, y, places, (numbers){ &t->place->row, 0 }, none);
+        on->op->embed(on, y, places, place_of(t), none);
         on->op->combine(on, x, 1, x, 1, y);
     } else if (places.data) {
         on->op->add_positions(on, x, matrix_rows(places, t->length, x.rows));
     }
     if (types.data) on->op->add_positions(on, x, matrix_rows(types, 0, 1));
+}
+
+/* What enters the layers, of the tokens that were sent. */
+static void enter(const lm_text *t, matrix x)
+{
+    const matrix y = matrix_rows(t->y, 0, x.rows);
+    const bool normed = lm_weight(&t->of->weights, 0, LM_EMBED_NORM).data != NULL;
+    embed(t, normed ? y : x, normed ? x : y);
+    if (normed) norm(t, x, y, 0, LM_EMBED_NORM);
 }
 
 static int check_tokens(const lm_text *t, const int32_t *tokens, int64_t count, io_error *error)
@@ -470,59 +654,6 @@ static int check_tokens(const lm_text *t, const int32_t *tokens, int64_t count, 
     return 0;
 }
 
-/* All layers and the last norm, of the tokens in ids at the place in memory. */
-static int run_layers(lm_text *t, int64_t count, matrix *hidden, io_error *error)
-{
-    const lm_model *m = t->of;
-    matrix x = matrix_rows(t->x, 0, count), y = matrix_rows(t->y, 0, count);
-    int status = 0;
-    enter(t, x, y);
-    if (lm_weight(&m->weights, 0, LM_EMBED_NORM).data) {
-        norm(t, y, x, 0, LM_EMBED_NORM);
-        const matrix kept = x;
-        x = y, y = kept;
-    }
-    for (int64_t layer = 0; !status && layer < m->config->layers; layer++)
-        status = run_layer(t, layer, x, y, error);
-    if (status) return status;
-    if (lm_weight(&m->weights, 0, LM_LAST_NORM).data) {
-        norm(t, y, x, 0, LM_LAST_NORM);
-        x = y;
-    }
-    *hidden = x;
-    return 0;
-}
-
-static int record_step(lm_text *t, io_error *error)
-{
-    const machine *on = t->of->on;
-    loam_error reason;
-    machine_record_begin(on);
-    int status = run_layers(t, 1, &t->hidden, error);
-    if (machine_record_end(on, &t->step, &reason) && !status) status = failed(&reason, error);
-    if (status) {
-        machine_forget(t->step);
-        t->step = NULL;
-    }
-    return status;
-}
-
-/* One token on a GPU: the first as it comes, later ones by a recording. */
-static int run_step(lm_text *t, matrix *hidden, io_error *error)
-{
-    int status = 0;
-    if (!t->stepped) {
-        status = run_layers(t, 1, hidden, error);
-        t->stepped = !status;
-        return status;
-    }
-    if (!t->step) status = record_step(t, error);
-    if (status) return status;
-    machine_replay(t->of->on, t->step);
-    *hidden = t->hidden;
-    return 0;
-}
-
 /* How many keys of each split are in use. */
 static void send_counts(const lm_text *t, int64_t in_use)
 {
@@ -533,17 +664,99 @@ static void send_counts(const lm_text *t, int64_t in_use)
     machine_upload(t->of->on, t->split_counts, t->counts, (size_t)t->splits * sizeof *t->counts);
 }
 
-int lm_text_read(lm_text *t, const int32_t *tokens, int64_t count, matrix *hidden, io_error *error)
+/* The next tokens and their place to the machine's memory. */
+static int send(lm_text *t, const int32_t *tokens, int64_t count, io_error *error)
 {
     const machine *on = t->of->on;
-    int status = check_tokens(t, tokens, count, error);
-    if (status) return status;
     if (t->of->config->architecture == LM_BERT) t->length = 0;
+    const int status = check_tokens(t, tokens, count, error);
+    if (status) return status;
     const text_place place = { t->length, t->length + count, (int32_t)t->length };
     machine_upload(on, t->place, &place, sizeof place);
     machine_upload(on, t->ids, tokens, (size_t)count * sizeof *tokens);
     if (is_step(t, count)) send_counts(t, place.in_use);
-    status = is_step(t, count) ? run_step(t, hidden, error) : run_layers(t, count, hidden, error);
+    return 0;
+}
+
+int lm_text_enter(lm_text *t, const int32_t *tokens, int64_t count, matrix x, io_error *error)
+{
+    const int status = send(t, tokens, count, error);
+    if (!status) enter(t, x);
+    return status;
+}
+
+int lm_text_layers(lm_text *t, int64_t first, int64_t end, matrix x, io_error *error)
+{
+    const matrix y = matrix_rows(t->y, 0, x.rows);
+    int status = 0;
+    for (int64_t layer = first; !status && layer < end; layer++)
+        status = run_layer(t, layer, x, y, error);
+    return status;
+}
+
+/* What leaves the layers. */
+static matrix leave(const lm_text *t, matrix x)
+{
+    const matrix y = matrix_rows(t->y, 0, x.rows);
+    if (!lm_weight(&t->of->weights, 0, LM_LAST_NORM).data) return x;
+    norm(t, y, x, 0, LM_LAST_NORM);
+    return y;
+}
+
+matrix lm_text_leave(lm_text *t, matrix x)
+{
+    t->length += x.rows;
+    return leave(t, x);
+}
+
+lm_heads lm_text_heads(const lm_text *t, int64_t layer, int64_t count)
+{
+    return (lm_heads){ matrix_rows(t->q, 0, count), matrix_rows(t->keys[layer], 0, count),
+                       matrix_rows(t->values[layer], 0, count), matrix_rows(t->o, 0, count) };
+}
+
+/* All layers and what is around them, of the tokens that were sent. */
+static int run_all(lm_text *t, int64_t count, matrix *hidden, io_error *error)
+{
+    const matrix x = matrix_rows(t->x, 0, count);
+    enter(t, x);
+    const int status = lm_text_layers(t, 0, t->of->config->layers, x, error);
+    if (!status) *hidden = leave(t, x);
+    return status;
+}
+
+static int record_step(lm_text *t, io_error *error)
+{
+    const machine *on = t->of->on;
+    loam_error reason;
+    machine_record_begin(on);
+    int status = run_all(t, 1, &t->hidden, error);
+    if (machine_record_end(on, &t->step, &reason) && !status) status = failed(&reason, error);
+    if (status) forget_step(t);
+    return status;
+}
+
+/* One token on a GPU: the first as it comes, later ones by a recording. It has all calls of attention of
+ * each layer, and lasts until plans or their workspace change. */
+static int run_step(lm_text *t, matrix *hidden, io_error *error)
+{
+    int status = 0;
+    if (!t->stepped) {
+        status = run_all(t, 1, hidden, error);
+        t->stepped = !status;
+        return status;
+    }
+    if (!t->step) status = record_step(t, error);
+    if (status) return status;
+    machine_replay(t->of->on, t->step);
+    *hidden = t->hidden;
+    return 0;
+}
+
+int lm_text_read(lm_text *t, const int32_t *tokens, int64_t count, matrix *hidden, io_error *error)
+{
+    int status = send(t, tokens, count, error);
+    if (!status) status = is_step(t, count) ? run_step(t, hidden, error) : run_all(t, count, hidden, error);
     if (!status) t->length += count;
     return status;
 }

@@ -6,17 +6,32 @@
 
 #include "lm/weights.h"
 
+/* The attention of a query head, where each has its own. */
+typedef struct lm_head {
+    double ridge; /* LOAM_LLA with it; INFINITY: softmax */
+    double inverse_temperature;
+} lm_head;
+
 typedef struct lm_options {
     loam_dtype weights;       /* in memory: LOAM_F32, or 16-bit */
     loam_mechanism mechanism; /* LOAM_SOFTMAX, LOAM_LLA, or LOAM_PARALLAX, whose probe is 0 */
     double ridge;             /* LOAM_LLA */
     loam_ridge_unit ridge_unit;
-    int64_t only; /* the one layer with this mechanism, the others have softmax; -1: all have it */
+    /* What the model was trained with instead of these and of `heads`, by its own arrays. */
+    bool own;
+    /* The one layer, and the one query head of a layer, with this mechanism; the others have softmax.
+     * -1: all. */
+    int64_t only, only_head;
     /* Scores are multiplied by it: 1.027 is a softmax that is as much sharper. */
     double inverse_temperature;
+    /* [layers][heads_q], in the place of all above but weights and ridge_unit; it must live as long as what
+     * was opened with it. NULL: none. */
+    const lm_head *heads;
 } lm_options;
 
 lm_options lm_options_default(void);
+/* Has the model such layers and heads, and are their numbers in range? */
+int lm_options_check(const lm_options *o, const lm_config *c, io_error *error);
 
 typedef struct lm_model lm_model;
 
@@ -46,9 +61,27 @@ int64_t lm_text_length(const lm_text *t);
 /* Forgets all tokens but the first `length`. */
 void lm_text_rewind(lm_text *t, int64_t length);
 
+/* From now on its attention is that of these options; weights stay, and so does what was read. LOAM_PARALLAX
+ * only where the model has it. */
+int lm_text_attention(lm_text *t, const lm_options *options, io_error *error);
+
 /* Reads the next `count` tokens, 1 .. chunk; BERT: a whole text. *hidden [1][count][width], in the machine's
  * memory, is what the last layer and norm make of them, valid until the next call. */
 int lm_text_read(lm_text *t, const int32_t *tokens, int64_t count, matrix *hidden, io_error *error);
+/* lm_text_read in steps, to share layers between attentions, with the residual stream in a matrix of the
+ * caller, x [1][count][width] in the machine's memory: tokens enter it, layers first .. end - 1 change it and
+ * take their keys and values from it, and what leaves has been read. Layers read the tokens that entered
+ * last, where the text is as long as it was then. */
+int lm_text_enter(lm_text *t, const int32_t *tokens, int64_t count, matrix x, io_error *error);
+int lm_text_layers(lm_text *t, int64_t first, int64_t end, matrix x, io_error *error);
+matrix lm_text_leave(lm_text *t, matrix x);
+/* What the attention of a layer had and made of so many tokens, right after it was the last to run: rows of
+ * heads, those of k and v from the first token of the text on. */
+typedef struct lm_heads {
+    matrix q, k, v, o;
+} lm_heads;
+lm_heads lm_text_heads(const lm_text *t, int64_t layer, int64_t count);
+
 /* logits [1][rows][vocabulary] of such rows, in the machine's memory. Not of BERT. */
 void lm_text_logits(const lm_text *t, matrix hidden, matrix logits);
 

@@ -34,6 +34,9 @@ static const lm_name table[FAMILIES][LM_PARTS] = {
         [LM_UP_BIAS] = { "h.%.mlp.c_fc.bias", LM_ROWS, LM_WHOLE },
         [LM_DOWN] = { "h.%.mlp.c_proj.weight", LM_COLUMNS, LM_WHOLE },
         [LM_DOWN_BIAS] = { "h.%.mlp.c_proj.bias", LM_ROWS, LM_WHOLE },
+        [LM_RIDGE] = { "h.%.attn.loam_ridge.weight", LM_ROWS, LM_WHOLE },
+        [LM_PROBE] = { "h.%.attn.loam_probe.weight", LM_ROWS, LM_WHOLE },
+        [LM_FORGET] = { "h.%.attn.loam_forget.weight", LM_ROWS, LM_WHOLE },
     },
     [LM_NEOX] = {
         [LM_EMBED] = { "embed_in.weight", LM_ROWS, LM_WHOLE },
@@ -56,6 +59,9 @@ static const lm_name table[FAMILIES][LM_PARTS] = {
         [LM_UP_BIAS] = { "layers.%.mlp.dense_h_to_4h.bias", LM_ROWS, LM_WHOLE },
         [LM_DOWN] = { "layers.%.mlp.dense_4h_to_h.weight", LM_ROWS, LM_WHOLE },
         [LM_DOWN_BIAS] = { "layers.%.mlp.dense_4h_to_h.bias", LM_ROWS, LM_WHOLE },
+        [LM_RIDGE] = { "layers.%.attention.loam_ridge.weight", LM_ROWS, LM_WHOLE },
+        [LM_PROBE] = { "layers.%.attention.loam_probe.weight", LM_ROWS, LM_WHOLE },
+        [LM_FORGET] = { "layers.%.attention.loam_forget.weight", LM_ROWS, LM_WHOLE },
     },
     [LM_LLAMA] = {
         [LM_EMBED] = { "embed_tokens.weight", LM_ROWS, LM_WHOLE },
@@ -70,6 +76,9 @@ static const lm_name table[FAMILIES][LM_PARTS] = {
         [LM_GATE] = { "layers.%.mlp.gate_proj.weight", LM_ROWS, LM_WHOLE },
         [LM_UP] = { "layers.%.mlp.up_proj.weight", LM_ROWS, LM_WHOLE },
         [LM_DOWN] = { "layers.%.mlp.down_proj.weight", LM_ROWS, LM_WHOLE },
+        [LM_RIDGE] = { "layers.%.self_attn.loam_ridge.weight", LM_ROWS, LM_WHOLE },
+        [LM_PROBE] = { "layers.%.self_attn.loam_probe.weight", LM_ROWS, LM_WHOLE },
+        [LM_FORGET] = { "layers.%.self_attn.loam_forget.weight", LM_ROWS, LM_WHOLE },
     },
     [LM_BERT] = {
         [LM_EMBED] = { "embeddings.word_embeddings.weight", LM_ROWS, LM_WHOLE },

@@ -17,7 +17,10 @@ bool lm_part_is_vector(lm_part part)
     case LM_O:
     case LM_GATE:
     case LM_UP:
-    case LM_DOWN: return false;
+    case LM_DOWN:
+    case LM_RIDGE:
+    case LM_PROBE:
+    case LM_FORGET: return false;
     default: return true;
     }
 }
@@ -33,6 +36,9 @@ static bool has_part(const lm_config *c, lm_part part)
     case LM_LAST_NORM: return c->architecture != LM_BERT;
     case LM_LAST_NORM_BIAS: return c->architecture == LM_GPT2 || c->architecture == LM_NEOX;
     case LM_HEAD: return !c->tied;
+    case LM_RIDGE: return c->mechanism == LOAM_LLA;
+    case LM_PROBE: return c->mechanism == LOAM_PARALLAX;
+    case LM_FORGET: return c->forgets;
     case LM_GATE: return c->architecture == LM_LLAMA;
     case LM_NORM_1_BIAS:
     case LM_NORM_2_BIAS:
@@ -76,6 +82,9 @@ void lm_part_shape(const lm_config *config, lm_part part, int64_t *rows, int64_t
         [LM_UP_BIAS] = { 1, inner },
         [LM_DOWN] = { width, inner },
         [LM_DOWN_BIAS] = { 1, width },
+        [LM_RIDGE] = { config->heads_q, width },
+        [LM_PROBE] = { queries, width },
+        [LM_FORGET] = { config->heads_q, width },
     };
     *rows = has_part(config, part) ? shapes[part][0] : 0;
     *columns = shapes[part][1];
@@ -109,6 +118,9 @@ const char *lm_part_text(lm_part part, int64_t layer, char text[64])
         [LM_UP_BIAS] = "up bias",
         [LM_DOWN] = "down weights",
         [LM_DOWN_BIAS] = "down bias",
+        [LM_RIDGE] = "ridge weights",
+        [LM_PROBE] = "probe weights",
+        [LM_FORGET] = "forget gate's weights",
     };
     if (part < LM_NORM_1)
         snprintf(text, 64, "the %s", names[part]);

@@ -104,20 +104,29 @@ static int score_rows(scorer *s, matrix hidden, const int32_t *targets, double *
     return 0;
 }
 
-int scorer_run(scorer *s, const int32_t *tokens, int64_t count, const int32_t *targets, int64_t scored,
-               double *nll, io_error *error)
+lm_text *scorer_text(const scorer *s) { return s->text; }
+
+int scorer_rows(scorer *s, matrix hidden, const int32_t *targets, int64_t scored, double *nll,
+                io_error *error)
 {
-    matrix hidden;
-    lm_text_rewind(s->text, 0);
-    int status = lm_text_read(s->text, tokens, count, &hidden, error);
+    int status = 0;
     for (int64_t i = 0; i < scored; i++)
         if (!status && (targets[i] < 0 || targets[i] >= s->vocabulary))
             status = io_fail(error, EXIT_INPUT, "token %d: the model has %lld", targets[i],
                              (long long)s->vocabulary);
     for (int64_t first = 0; !status && first < scored; first += s->rows) {
         const int64_t rows = scored - first < s->rows ? scored - first : s->rows;
-        status = score_rows(s, matrix_rows(hidden, count - scored + first, rows), targets + first,
+        status = score_rows(s, matrix_rows(hidden, hidden.rows - scored + first, rows), targets + first,
                             nll + first, error);
     }
     return status;
+}
+
+int scorer_run(scorer *s, const int32_t *tokens, int64_t count, const int32_t *targets, int64_t scored,
+               double *nll, io_error *error)
+{
+    matrix hidden;
+    lm_text_rewind(s->text, 0);
+    const int status = lm_text_read(s->text, tokens, count, &hidden, error);
+    return status ? status : scorer_rows(s, hidden, targets, scored, nll, error);
 }

@@ -27,4 +27,10 @@ void scorer_close(scorer *s); /* NULL is allowed */
 int scorer_run(scorer *s, const int32_t *tokens, int64_t count, const int32_t *targets, int64_t scored,
                double *nll, io_error *error);
 
+/* The text that it reads, and nll of the targets of the last `scored` rows of `hidden`, where layers are run
+ * one by one. */
+lm_text *scorer_text(const scorer *s);
+int scorer_rows(scorer *s, matrix hidden, const int32_t *targets, int64_t scored, double *nll,
+                io_error *error);
+
 #endif

@@ -67,6 +67,7 @@ static int fill_part(const visitor *v, int64_t layer, lm_part part)
     const void *const mapped = lm_files_mapped(v->files, part, layer, to.dtype);
     if (mapped) {
         machine_upload(v->on, to.data, mapped, (size_t)(matrix_elements(to) * matrix_bytes_each(to)));
+        lm_files_forget(v->files, part, layer);
         return 0;
     }
     const size_t row_bytes = (size_t)(to.width * matrix_bytes_each(to));
@@ -78,6 +79,8 @@ static int fill_part(const visitor *v, int64_t layer, lm_part part)
         char *const at = (char *)to.data + (size_t)first * row_bytes;
         status = lm_files_read(v->files, part, layer, first, count, to.dtype, piece ? piece : at, v->error);
         if (!status && piece) machine_upload(v->on, at, piece, (size_t)count * row_bytes);
+        /* Else file and copy would both be in memory. */
+        lm_files_forget(v->files, part, layer);
     }
     free(piece);
     return status;

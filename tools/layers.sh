@@ -33,6 +33,7 @@ src/core  include src/base src/gpu src/local src/recurrent
 io        include
 random
 text      include io
+corpus    include io random text
 train     include io random train/cpu train/cuda
 train/cpu include train
 train/cuda include train
@@ -43,9 +44,11 @@ cli/attend     include io cli
 cli/bench      include io cli random
 cli/experiment include io cli random
 cli/training   include io cli cli/experiment train
-cli/lm         include io cli cli/training text lm train
+cli/lm         include io cli cli/training text corpus lm train
+cli/ridge      include io cli cli/experiment cli/training cli/lm text lm train
 cli/regress    include io cli
-tests     include io random train text lm cli cli/attend cli/bench cli/experiment cli/training cli/regress
+tests     include io random train text corpus lm cli cli/attend cli/bench cli/experiment cli/training \
+          cli/regress cli/ridge
 tests/simd include src/base src/simd tests
 bench     include io cli cli/bench train random src/base src/simd
 examples  include

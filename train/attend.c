@@ -234,6 +234,7 @@ loam_status mixing_turn(const mixing *mix, const matrix *list, bool back, loam_e
     rope.heads = mix->shape.heads;
     rope.tokens = mix->shape.length;
     rope.channels = mixing_key_channels(mix);
+    rope.dim = mix->options.rope_dim;
     rope.inverse = back;
     rope.threads = mix->on->threads;
     const place begin = { 0 };

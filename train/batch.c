@@ -12,6 +12,7 @@ int64_t source_length(const train_source *from)
     switch (from->task) {
     case TRAIN_REGRESSION: return from->regression.length + from->regression.queries;
     case TRAIN_SWAPS: return swaps_length(&from->swaps);
+    case TRAIN_TEXT: return from->text.length;
     default: return from->recall.length;
     }
 }
@@ -31,6 +32,7 @@ int64_t source_words(const train_source *from)
     switch (from->task) {
     case TRAIN_REGRESSION: return 0;
     case TRAIN_SWAPS: return SWAPS_ITEM + from->swaps.items;
+    case TRAIN_TEXT: return from->text.words;
     default: return from->recall.words;
     }
 }
@@ -58,6 +60,7 @@ int64_t source_part_answers(const train_source *from, int part)
     switch (from->task) {
     case TRAIN_REGRESSION: return from->regression.queries;
     case TRAIN_SWAPS: return SWAPS_QUERIES;
+    case TRAIN_TEXT: return from->text.length;
     default: return from->part[part].pairs;
     }
 }
@@ -81,6 +84,7 @@ static int64_t scratch_of(const train_source *from)
                     (source_length(from) * columns_of(from) + regression->queries * regression->dim_y);
         break;
     case TRAIN_SWAPS: bytes = swaps_scratch(&from->swaps); break;
+    case TRAIN_TEXT: bytes = 0; break;
     default: bytes = recall_scratch(&recall) + (int64_t)sizeof(int32_t) * source_answers(from);
     }
     return (bytes + 7) / 8 * 8;
@@ -106,19 +110,24 @@ static void take_arrays(const train_batch *b, batch_arrays *a, memory *room)
     a->y = memory_matrix(room, b->on->dtype, b->models, words ? 0 : answers, from->regression.dim_y);
 }
 
+/* A GPU makes the examples that are a function of numbers alone, and is sent all others. */
+static bool made_here(const train_batch *b) { return !b->on->gpu || b->from.task == TRAIN_TEXT; }
+
 static void take_all(train_batch *b)
 {
     take_requests(b, &b->here, &b->host);
-    b->sent = b->host.used;
+    const size_t requests = b->host.used;
+    if (made_here(b)) take_arrays(b, &b->here, &b->host);
+    b->sent = made_here(b) ? b->host.used : requests;
     if (b->on->gpu) {
         take_requests(b, &b->there, &b->room);
         take_arrays(b, &b->there, &b->room);
-        return;
+    } else {
+        b->there = b->here;
     }
-    take_arrays(b, &b->here, &b->host);
-    b->there = b->here;
+    if (!made_here(b)) return;
     b->scratch_bytes = scratch_of(&b->from);
-    b->scratch = memory_take(&b->host, b->on->threads, (size_t)b->scratch_bytes);
+    if (b->scratch_bytes > 0) b->scratch = memory_take(&b->host, b->on->threads, (size_t)b->scratch_bytes);
 }
 
 bool batch_open(train_batch *b, const machine *on, const train_source *from, int64_t models, int64_t size)
@@ -167,6 +176,10 @@ static void fill_words(train_batch *b, int64_t model, int64_t i, const train_sou
     const int64_t count = source_part_answers(from, source_part(from, split, example));
     if (from->task == TRAIN_SWAPS) {
         swaps_example(&from->swaps, seed, split, example, tokens, at, targets, scratch);
+    } else if (from->task == TRAIN_TEXT) {
+        text_example(&from->text, seed, split, example, tokens, targets);
+        for (int32_t n = 0; n < (int32_t)length; n++)
+            at[n] = n;
     } else {
         recall_shape shape = from->recall;
         shape.pairs = count;
@@ -204,7 +217,7 @@ void batch_send(train_batch *b)
                               b->segments };
     if (!b->on->gpu) return;
     machine_upload(b->on, b->there.counts, b->here.counts, b->sent);
-    gpu_fill(b->on, &b->from, &size, &b->there);
+    if (!made_here(b)) gpu_fill(b->on, &b->from, &size, &b->there);
     b->segments = 0;
 }
 
@@ -215,7 +228,7 @@ void batch_fill(train_batch *b, int64_t model, const train_source *from, uint64_
     assert(source_length(from) == source_length(&b->from) &&
            source_answers(from) == source_answers(&b->from));
     b->here.counts[model] = count_answers(from, split, examples, b->size);
-    if (b->on->gpu) {
+    if (!made_here(b)) {
         request(b, model, from, seed, split, examples);
         return;
     }

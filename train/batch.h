@@ -15,6 +15,7 @@ typedef struct train_source {
     regression_shape regression; /* `noise` is that of training: tests have none */
     swaps_shape swaps;
     recall_shape recall; /* `pairs` is each part's */
+    text_shape text;     /* its tokens must live as long */
     struct {
         int64_t pairs, examples[2]; /* of each train_split */
     } part[RECALL_PARTS];           /* unused ones have no examples */
@@ -55,7 +56,8 @@ typedef struct train_batch {
     train_source from;
     int64_t models, size;
     batch_arrays there; /* in the machine's memory */
-    batch_arrays here;  /* in host memory; of a CPU the same, of a GPU counts, requests and examples alone */
+    batch_arrays here;  /* in host memory; of a CPU the same, of a GPU counts, requests and examples alone,
+                           and where it makes no examples the tokens and what follows them */
     char *scratch;      /* of each thread */
     int64_t scratch_bytes;
     size_t sent;      /* bytes of what a GPU is told, from the counts on */

@@ -26,6 +26,12 @@ static void name_source(FILE *to, const train_source *from)
     case TRAIN_SWAPS:
         fprintf(to, "swaps places %" PRId64 " items %" PRId64, from->swaps.places, from->swaps.items);
         break;
+    case TRAIN_TEXT:
+        fprintf(to,
+                "text length %" PRId64 " words %" PRId64 " tokens %" PRId64 " and %" PRId64 " sum %" PRIx64,
+                from->text.length, from->text.words, from->text.count[TRAIN_SPLIT_TRAIN],
+                from->text.count[TRAIN_SPLIT_TEST], from->text.sum);
+        break;
     default:
         fprintf(to, "recall length %" PRId64 " words %" PRId64 " fill %d", recall->length, recall->words,
                 recall->fill);
@@ -39,18 +45,19 @@ static void name_options(FILE *to, const trainer_options *o)
 {
     const mixer_options *how = &o->mixing;
     fprintf(to,
-            "mlp %d; qk_norm %d; blind %d; probe_gate %d; short_filter %d; published_dims %d; no_silu %d; ",
-            how->mlp, how->qk_norm, how->blind, how->probe_gate, how->short_filter, how->published_dims,
-            how->no_silu);
+            "mlp %d; mlp_gate %d; mlp_inner %" PRId64 "; parallel %d; untied %d; rope_dim %" PRId64
+            "; qk_norm %d; blind %d; probe_gate %d; short_filter %d; published_dims %d; no_silu %d; ",
+            how->mlp, how->mlp_gate, how->mlp_inner, how->parallel, how->untied, how->rope_dim, how->qk_norm,
+            how->blind, how->probe_gate, how->short_filter, how->published_dims, how->no_silu);
     fprintf(to, "mixer %s; ridge %.17g to %.17g unit %d; probe_zero %d; positions %d; layer_norm %d",
             o->row->name, how->ridge_least, how->ridge_most, how->ridge_unit, how->probe_zero, how->positions,
             how->layer_norm);
     fprintf(to, "; layers %" PRId64 "; width %" PRId64 "; heads %" PRId64 "; batch %" PRId64, o->shape.layers,
             o->shape.width, o->shape.heads, o->shape.batch);
-    fprintf(to, "; steps %" PRId64 "; warm %" PRId64 "; test_every %" PRId64, o->steps, o->warm,
-            o->test_every);
-    fprintf(to, "; decay %.17g; clip %.17g; muon %d rms %d; stop %.17g", o->decay, o->clip, o->muon,
-            o->muon_rms, o->stop);
+    fprintf(to, "; batches %" PRId64 "; steps %" PRId64 "; warm %" PRId64 "; test_every %" PRId64, o->batches,
+            o->steps, o->warm, o->test_every);
+    fprintf(to, "; least %.17g; beta_v %.17g; decay %.17g; clip %.17g; muon %d rms %d; stop %.17g", o->least,
+            o->beta_v, o->decay, o->clip, o->muon, o->muon_rms, o->stop);
 }
 
 /* Owned by the caller; NULL without memory. */

@@ -9,7 +9,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-typedef enum train_task { TRAIN_REGRESSION = 1, TRAIN_RECALL, TRAIN_SWAPS, TRAIN_WEIGHTS } train_task;
+typedef enum train_task {
+    TRAIN_REGRESSION = 1,
+    TRAIN_RECALL,
+    TRAIN_SWAPS,
+    TRAIN_WEIGHTS,
+    TRAIN_TEXT
+} train_task;
 typedef enum train_split { TRAIN_SPLIT_TRAIN, TRAIN_SPLIT_TEST } train_split;
 
 /* The random numbers of one purpose in one example: no shape is part of it, so that cells of an experiment
@@ -45,6 +51,23 @@ int64_t recall_scratch(const recall_shape *shape);
 /* tokens: [length]; at, target: [pairs], the positions of the keys asked for and their values. */
 void recall_example(const recall_shape *shape, uint64_t seed, train_split split, int64_t example,
                     int32_t *tokens, int32_t *at, int32_t *target, void *scratch);
+
+/* ---- text: windows of a corpus, in which each token predicts the next */
+
+/* Training examples are windows drawn from (seed, example) anywhere in the training text; the test has its
+ * text in windows one after another. */
+typedef struct text_shape {
+    int64_t length, words;     /* tokens of a window; tokens are below `words` */
+    const uint16_t *tokens[2]; /* of each train_split */
+    int64_t count[2];          /* > length, where there are examples */
+    uint64_t sum;              /* of the tokens: tells texts apart */
+} text_shape;
+
+/* How many windows the test has. */
+int64_t text_windows(const text_shape *shape);
+/* tokens, target: [length]. */
+void text_example(const text_shape *shape, uint64_t seed, train_split split, int64_t example, int32_t *tokens,
+                  int32_t *target);
 
 /* ---- swaps: p1 = a1 , ... # i1 j1 , ... # q1 = o1 , ...: which item a place holds in the end */
 

@@ -30,7 +30,7 @@ typedef enum mixer_block { MIXER_PLAIN, MIXER_MAMBA, MIXER_HYENA } mixer_block;
 /* Mamba-2 is as many times as wide inside, and has as many times the heads of values; queries and keys have
  * one head. */
 enum { MAMBA_EXPAND = 2 };
-/* The MLP between mixers is as many times as wide inside. */
+/* The MLP between mixers is mostly as many times as wide inside. */
 enum { MLP_EXPAND = 4 };
 /* eps of all norms. */
 #define NORM_EPS 1e-5
@@ -106,6 +106,7 @@ typedef enum role {
     ROLE_MLP_GAIN,
     ROLE_MLP_BIAS, /* of layer_norm */
     ROLE_MLP_1,
+    ROLE_MLP_GATE,
     ROLE_MLP_2,
     ROLES
 } role;
@@ -127,10 +128,15 @@ typedef struct mixer_options {
     loam_ridge_unit ridge_unit;
     bool probe_zero; /* W_R begins at 0, where Parallax is softmax; else like W_q */
     positions positions;
-    bool layer_norm; /* LayerNorm, not RMSNorm, before mixers, MLPs and logits */
-    bool mlp;        /* after each mixer e = e + gelu(norm(e) W_1) W_2, MLP_EXPAND times as wide inside */
-    bool qk_norm;    /* RMSNorm of queries, keys and probes by heads, before they are turned; not of blocks */
-    bool blind;      /* regression: no token sees a query row as a key, not even the row itself */
+    bool layer_norm;   /* LayerNorm, not RMSNorm, before mixers, MLPs and logits */
+    bool mlp;          /* after each mixer e = e + gelu(norm(e) W_1) W_2 */
+    bool mlp_gate;     /* e + (norm(e) W_1 silu(norm(e) W_g)) W_2 instead */
+    bool parallel;     /* both from one e: e + mix(norm(e)) W_o + mlp(norm'(e)) */
+    bool untied;       /* logits by an array of their own, not the embedding */
+    int64_t mlp_inner; /* columns inside the MLP; 0: MLP_EXPAND times the width */
+    int64_t rope_dim;  /* channels of a head that POSITIONS_ROPE turns, the first; 0: all */
+    bool qk_norm; /* RMSNorm of queries, keys and probes by heads, before they are turned; not of blocks */
+    bool blind;   /* regression: no token sees a query row as a key, not even the row itself */
     /* What only mixers that have it take part in. */
     bool probe_gate;     /* probe = sigmoid(x w_g) x W_R, a number for each head */
     bool short_filter;   /* the convolution of a few tokens that is published with the mixer */
@@ -139,10 +145,11 @@ typedef struct mixer_options {
 } mixer_options;
 
 /* Columns of queries and of keys, of one head in blocks; columns of values and of the result; heads of
- * values; columns of W_in. */
+ * values; columns inside the MLP; columns of W_in. */
 int64_t mixer_keys(const mixer *row, const mixer_options *options, const mixer_shape *shape);
 int64_t mixer_inner(const mixer *row, const mixer_options *options, const mixer_shape *shape);
 int64_t mixer_value_heads(const mixer *row, const mixer_shape *shape);
+int64_t mixer_mlp_inner(const mixer_options *options, const mixer_shape *shape);
 int64_t mixer_in_width(const mixer *row, const mixer_shape *shape);
 /* Those columns of a block's x W_in that a short convolution is over. */
 void mixer_filtered(const mixer *row, const mixer_shape *shape, int64_t *first, int64_t *count);
@@ -218,7 +225,8 @@ typedef enum activation {
     ACTIVE_BETWEEN, /* e between mixer and MLP; its gradient is that of e */
     ACTIVE_MLP_X,   /* normed */
     ACTIVE_MLP_NORM,
-    ACTIVE_MLP_RAW, /* before GELU */
+    ACTIVE_MLP_RAW,  /* before GELU */
+    ACTIVE_MLP_GATE, /* before silu */
     ACTIVE_MLP,
     ACTIVATIONS
 } activation;

@@ -158,6 +158,7 @@ static bool has_array(const mixer *row, const mixer_options *options, role which
     case ROLE_MLP_GAIN:
     case ROLE_MLP_1:
     case ROLE_MLP_2: return options->mlp;
+    case ROLE_MLP_GATE: return options->mlp && options->mlp_gate;
     default: return true;
     }
 }
@@ -189,6 +190,11 @@ int64_t mixer_value_heads(const mixer *row, const mixer_shape *shape)
     return row->block == MIXER_MAMBA ? MAMBA_EXPAND * shape->heads : shape->heads;
 }
 
+int64_t mixer_mlp_inner(const mixer_options *options, const mixer_shape *shape)
+{
+    return options->mlp_inner > 0 ? options->mlp_inner : MLP_EXPAND * shape->width;
+}
+
 int64_t mixer_in_width(const mixer *row, const mixer_shape *shape)
 {
     if (row->block == MIXER_HYENA) return 3 * shape->width;
@@ -209,7 +215,7 @@ void mixer_array(const mixer *row, const mixer_options *options, const mixer_sha
 {
     const int64_t d = shape->width, heads = shape->heads, keys = mixer_keys(row, options, shape);
     const int64_t inner = mixer_inner(row, options, shape), value_heads = mixer_value_heads(row, shape);
-    const int64_t gates = by_channel(row) ? keys : heads;
+    const int64_t gates = by_channel(row) ? keys : heads, mlp = mixer_mlp_inner(options, shape);
     int64_t first, filtered;
     mixer_filtered(row, shape, &first, &filtered);
     const int64_t sizes[ROLES][2] = {
@@ -252,8 +258,9 @@ void mixer_array(const mixer *row, const mixer_options *options, const mixer_sha
         [ROLE_OUT] = { inner, d },
         [ROLE_MLP_GAIN] = { 1, d },
         [ROLE_MLP_BIAS] = { 1, d },
-        [ROLE_MLP_1] = { d, MLP_EXPAND * d },
-        [ROLE_MLP_2] = { MLP_EXPAND * d, d },
+        [ROLE_MLP_1] = { d, mlp },
+        [ROLE_MLP_GATE] = { d, mlp },
+        [ROLE_MLP_2] = { mlp, d },
     };
     *rows = has_array(row, options, which) ? sizes[which][0] : 0;
     *width = sizes[which][1];
@@ -302,6 +309,7 @@ const char *mixer_array_name(role which)
         [ROLE_MLP_GAIN] = "mlp_gain",
         [ROLE_MLP_BIAS] = "mlp_bias",
         [ROLE_MLP_1] = "mlp_1",
+        [ROLE_MLP_GATE] = "mlp_g",
         [ROLE_MLP_2] = "mlp_2",
     };
     return names[which];

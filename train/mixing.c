@@ -76,26 +76,42 @@ static bool stage_size(const mixing *mix, activation which, int64_t *rows, int64
     return true;
 }
 
+/* Those of the MLP; false: `which` is another. */
+static bool mlp_size(const mixing *mix, activation which, int64_t *rows, int64_t *width)
+{
+    const bool there = has_array(mix, which == ACTIVE_MLP_GATE ? ROLE_MLP_GATE : ROLE_MLP_1);
+    *rows = there ? mix->shape.batch * mix->shape.length : 0;
+    switch (which) {
+    case ACTIVE_BETWEEN:
+    case ACTIVE_MLP_X: *width = mix->shape.width; return true;
+    case ACTIVE_MLP_NORM: *width = mix->options.layer_norm ? 2 : 1; return true;
+    case ACTIVE_MLP_RAW:
+    case ACTIVE_MLP_GATE:
+    case ACTIVE_MLP: *width = mixer_mlp_inner(&mix->options, &mix->shape); return true;
+    default: return false;
+    }
+}
+
 /* Rows and columns of an activation; 0 rows where the mixer has none, or it is the memory of another. */
 static void size_of(const mixing *mix, activation which, int64_t *rows, int64_t *width)
 {
     const mixer *row = mix->row;
-    const int64_t d = mix->shape.width, heads = mix->shape.heads;
-    const int64_t tokens = mix->shape.batch * mix->shape.length;
+    const mixer_shape *shape = &mix->shape;
+    const mixer_options *options = &mix->options;
+    const int64_t d = shape->width, heads = shape->heads, tokens = shape->batch * shape->length;
     const bool channels = has_array(mix, ROLE_DECAY_2), learned = has_array(mix, ROLE_DECAY_1);
     const bool beta = has_array(mix, ROLE_BETA), token_ridge = has_array(mix, ROLE_RIDGE);
-    const bool probe_gate = has_array(mix, ROLE_PROBE_GATE), mlp = has_array(mix, ROLE_MLP_1);
-    const int64_t keys = mixer_keys(row, &mix->options, &mix->shape);
-    const int64_t inner = mixer_inner(row, &mix->options, &mix->shape);
-    const int64_t gates = channels ? keys : mixer_value_heads(row, &mix->shape);
+    const bool probe_gate = has_array(mix, ROLE_PROBE_GATE);
+    const int64_t keys = mixer_keys(row, options, shape), inner = mixer_inner(row, options, shape);
+    const int64_t gates = channels ? keys : mixer_value_heads(row, shape);
     const bool block = row->block != MIXER_PLAIN, mamba = row->block == MIXER_MAMBA;
     int64_t first, filtered;
-    mixer_filtered(row, &mix->shape, &first, &filtered);
-    const int64_t times = row->block == MIXER_HYENA ? mix->shape.length : 0;
+    mixer_filtered(row, shape, &first, &filtered);
+    const int64_t times = row->block == MIXER_HYENA ? shape->length : 0;
     const int64_t sizes[ACTIVATIONS][2] = {
         [ACTIVE_X] = { tokens, d },
-        [ACTIVE_X_NORM] = { tokens, mix->options.layer_norm ? 2 : 1 },
-        [ACTIVE_IN] = { block ? tokens : 0, mixer_in_width(row, &mix->shape) },
+        [ACTIVE_X_NORM] = { tokens, options->layer_norm ? 2 : 1 },
+        [ACTIVE_IN] = { block ? tokens : 0, mixer_in_width(row, shape) },
         [ACTIVE_IN_CONV] = { has_array(mix, ROLE_IN_TAPS) ? tokens : 0, filtered },
         [ACTIVE_Q] = { mamba ? tokens : 0, keys },
         [ACTIVE_K] = { mamba ? tokens : 0, keys },
@@ -122,17 +138,12 @@ static void size_of(const mixing *mix, activation which, int64_t *rows, int64_t 
         [ACTIVE_FILTER_3] = { times, HYENA_FILTER },
         [ACTIVE_FILTER_RAW] = { times, d },
         [ACTIVE_FILTER] = { times, d },
-        [ACTIVE_V_SEEN] = { times && mix->shape.seen < mix->shape.length ? tokens : 0, d },
+        [ACTIVE_V_SEEN] = { times && shape->seen < shape->length ? tokens : 0, d },
         [ACTIVE_O] = { tokens, inner },
         [ACTIVE_O_NORM] = { row->head_norm ? tokens * (block ? 1 : heads) : 0, 1 },
         [ACTIVE_NORMED] = { row->head_norm ? tokens : 0, inner },
         [ACTIVE_GATE_RAW] = { row->gate ? tokens : 0, inner },
         [ACTIVE_Y] = { row->gate || block ? tokens : 0, inner },
-        [ACTIVE_BETWEEN] = { mlp ? tokens : 0, d },
-        [ACTIVE_MLP_X] = { mlp ? tokens : 0, d },
-        [ACTIVE_MLP_NORM] = { mlp ? tokens : 0, mix->options.layer_norm ? 2 : 1 },
-        [ACTIVE_MLP_RAW] = { mlp ? tokens : 0, MLP_EXPAND * d },
-        [ACTIVE_MLP] = { mlp ? tokens : 0, MLP_EXPAND * d },
     };
     *rows = sizes[which][0];
     *width = sizes[which][1];
@@ -219,7 +230,8 @@ static void take_all(const mixing *mix, matrix *to, matrix *all, memory *from)
         int64_t rows, width;
         const bool stream = i >= ACTIVE_Q_IN && i < ACTIVE_Q_IN + STREAMS;
         if (has_sides(mix) && (stream || i == ACTIVE_GATE_RAW)) continue;
-        if (!stage_size(mix, (activation)i, &rows, &width)) size_of(mix, (activation)i, &rows, &width);
+        if (!stage_size(mix, (activation)i, &rows, &width) && !mlp_size(mix, (activation)i, &rows, &width))
+            size_of(mix, (activation)i, &rows, &width);
         const loam_dtype dtype = dtype_of(mix, (activation)i);
         to[i] = rows > 0 ? memory_matrix(from, dtype, mix->shape.models, rows, width) : none;
     }

@@ -25,6 +25,7 @@ struct train_model {
     int count;
     parameter *into, *places, *last; /* E or W_in; P, or NULL; the last gain or W_out */
     parameter *last_bias;            /* of layer_norm, or NULL */
+    parameter *logits;               /* what makes them of the last e: E, or an array of its own */
     mixer_layer layer[MODEL_MAX_LAYERS];
     matrix e[MODEL_MAX_LAYERS + 1], de;
     matrix de_operand;    /* de, as an operand of products */
@@ -105,7 +106,12 @@ static void add_parameters(train_model *m)
     m->last = words ? add_parameter(m, NULL, 0, "gain", 1, d)
                     : add_parameter(m, NULL, 0, "W_out", d, pairs->dim_y);
     m->last->deviation = deviation_of(m, d);
+    m->logits = m->into;
     if (!words) return;
+    if (m->mix.options.untied) {
+        m->logits = add_parameter(m, NULL, 0, "W_logits", m->words, d);
+        m->logits->deviation = deviation_of(m, d);
+    }
     m->last->start = START_CONSTANT, m->last->value = 1;
     if (!m->mix.options.layer_norm) return;
     m->last_bias = add_parameter(m, NULL, 0, "bias", 1, d);
@@ -286,11 +292,12 @@ static void enter(train_model *m, const train_batch *b)
     if (m->words == 0 && m->places) op->add_positions(&m->on, m->e[0], m->places->x);
 }
 
-/* E has the gradient of the logits already. */
+/* E has the gradient of the logits already, where it makes them. */
 static void enter_back(train_model *m, const train_batch *b)
 {
     const ops *op = m->on.op;
     if (m->places) op->add_positions_back(&m->on, m->places->g, m->de);
+    if (m->words > 0 && m->logits != m->into) op->clear_rows(&m->on, m->into->g, m->words, 0);
     if (m->words > 0)
         op->embed_back(&m->on, m->into->g, m->de, tokens_of(m, b), m->order);
     else
@@ -322,27 +329,54 @@ static bool is_last(const train_model *m, int64_t l)
     return l == m->shape.layers - 1 && !m->mix.options.mlp;
 }
 
-static void mlp_forward(const train_model *m, const mixer_layer *layer, matrix to)
+/* What the norm before an MLP reads. */
+static matrix mlp_reads(const train_model *m, int64_t l)
 {
-    const matrix *value = layer->value, e = value[ACTIVE_BETWEEN];
-    parameter *const *array = layer->array;
-    norm(m, value[ACTIVE_MLP_X], value[ACTIVE_MLP_NORM], e, array[ROLE_MLP_GAIN], array[ROLE_MLP_BIAS]);
-    m->on.op->product(&m->on, value[ACTIVE_MLP_RAW], value[ACTIVE_MLP_X], array[ROLE_MLP_1]->w, 0);
-    m->on.op->gelu(&m->on, value[ACTIVE_MLP], value[ACTIVE_MLP_RAW]);
-    add_branch(m, to, e, value[ACTIVE_MLP], array[ROLE_MLP_2]);
+    return m->mix.options.parallel ? m->e[l] : m->layer[l].value[ACTIVE_BETWEEN];
 }
 
+static void mlp_forward(const train_model *m, int64_t l, matrix to)
+{
+    const mixer_layer *layer = &m->layer[l];
+    const machine *on = &m->on;
+    const matrix *value = layer->value, x = value[ACTIVE_MLP_X];
+    parameter *const *array = layer->array;
+    norm(m, x, value[ACTIVE_MLP_NORM], mlp_reads(m, l), array[ROLE_MLP_GAIN], array[ROLE_MLP_BIAS]);
+    on->op->product(on, value[ACTIVE_MLP_RAW], x, array[ROLE_MLP_1]->w, 0);
+    if (array[ROLE_MLP_GATE]) {
+        on->op->product(on, value[ACTIVE_MLP_GATE], x, array[ROLE_MLP_GATE]->w, 0);
+        on->op->output_gate(on, value[ACTIVE_MLP], value[ACTIVE_MLP_RAW], value[ACTIVE_MLP_GATE]);
+    } else {
+        on->op->gelu(on, value[ACTIVE_MLP], value[ACTIVE_MLP_RAW]);
+    }
+    add_branch(m, to, value[ACTIVE_BETWEEN], value[ACTIVE_MLP], array[ROLE_MLP_2]);
+}
+
+/* The gradients of its matrices, and of what its norm made. */
 static void mlp_backward(const train_model *m, const mixer_layer *layer)
 {
     const machine *on = &m->on;
-    const matrix *value = layer->value, *g = m->mix.gradient;
+    const matrix *value = layer->value, *g = m->mix.gradient, x = value[ACTIVE_MLP_X];
     parameter *const *array = layer->array;
     add_branch_back(m, g[ACTIVE_MLP], value[ACTIVE_MLP], m->de_operand, array[ROLE_MLP_2]);
-    on->op->gelu_back(on, g[ACTIVE_MLP_RAW], g[ACTIVE_MLP], value[ACTIVE_MLP_RAW]);
-    on->op->product(on, array[ROLE_MLP_1]->g, value[ACTIVE_MLP_X], g[ACTIVE_MLP_RAW], PRODUCT_A_TRANSPOSED);
+    if (array[ROLE_MLP_GATE])
+        on->op->output_gate_back(on, g[ACTIVE_MLP_RAW], g[ACTIVE_MLP_GATE], g[ACTIVE_MLP],
+                                 value[ACTIVE_MLP_RAW], value[ACTIVE_MLP_GATE]);
+    else
+        on->op->gelu_back(on, g[ACTIVE_MLP_RAW], g[ACTIVE_MLP], value[ACTIVE_MLP_RAW]);
+    on->op->product(on, array[ROLE_MLP_1]->g, x, g[ACTIVE_MLP_RAW], PRODUCT_A_TRANSPOSED);
     on->op->product(on, g[ACTIVE_MLP_X], g[ACTIVE_MLP_RAW], array[ROLE_MLP_1]->w, PRODUCT_B_TRANSPOSED);
-    norm_back(m, m->de, operand_of_de(m), g[ACTIVE_MLP_X], value[ACTIVE_BETWEEN], value[ACTIVE_MLP_NORM],
-              array[ROLE_MLP_GAIN], array[ROLE_MLP_BIAS], true);
+    if (!array[ROLE_MLP_GATE]) return;
+    on->op->product(on, array[ROLE_MLP_GATE]->g, x, g[ACTIVE_MLP_GATE], PRODUCT_A_TRANSPOSED);
+    on->op->product(on, g[ACTIVE_MLP_X], g[ACTIVE_MLP_GATE], array[ROLE_MLP_GATE]->w,
+                    PRODUCT_B_TRANSPOSED | PRODUCT_ADD);
+}
+
+static void mlp_norm_back(const train_model *m, int64_t l)
+{
+    const mixer_layer *layer = &m->layer[l];
+    norm_back(m, m->de, operand_of_de(m), m->mix.gradient[ACTIVE_MLP_X], mlp_reads(m, l),
+              layer->value[ACTIVE_MLP_NORM], layer->array[ROLE_MLP_GAIN], layer->array[ROLE_MLP_BIAS], true);
 }
 
 static void last_forward(train_model *m, const train_batch *b, int64_t l)
@@ -374,7 +408,7 @@ static loam_status layer_forward(train_model *m, const train_batch *b, int64_t l
     else
         add_branch(m, mlp ? layer->value[ACTIVE_BETWEEN] : m->e[l + 1], m->e[l], layer->value[ACTIVE_Y],
                    layer->array[ROLE_OUT]);
-    if (mlp) mlp_forward(m, layer, m->e[l + 1]);
+    if (mlp) mlp_forward(m, l, m->e[l + 1]);
     return LOAM_OK;
 }
 
@@ -383,13 +417,16 @@ static loam_status layer_backward(train_model *m, const train_batch *b, int64_t 
     const mixer_layer *layer = &m->layer[l];
     const matrix *g = m->mix.gradient;
     const bool last = is_last(m, l);
-    if (m->mix.options.mlp) mlp_backward(m, layer);
+    const bool mlp = m->mix.options.mlp, parallel = m->mix.options.parallel;
+    if (mlp) mlp_backward(m, layer);
+    if (mlp && !parallel) mlp_norm_back(m, l);
     if (last)
         last_backward(m, b, l);
     else
         add_branch_back(m, g[ACTIVE_Y], layer->value[ACTIVE_Y], m->de_operand, layer->array[ROLE_OUT]);
     const loam_status status = mixer_backward(&m->mix, layer, error);
     if (status) return status;
+    if (mlp && parallel) mlp_norm_back(m, l);
     norm_back(m, m->de, operand_of_de(m), g[ACTIVE_X], m->e[l], layer->value[ACTIVE_X_NORM],
               layer->array[ROLE_GAIN], layer->array[ROLE_NORM_BIAS], !last);
     if (last) m->on.op->scatter_add(&m->on, m->de, operand_of_de(m), m->dfound, at_of(m, b));
@@ -398,7 +435,7 @@ static loam_status layer_backward(train_model *m, const train_batch *b, int64_t 
 
 static void judge_words(train_model *m, const train_batch *b, bool back)
 {
-    const parameter *table = m->into;
+    const parameter *table = m->logits;
     const numbers targets = { b->there.targets, m->answers };
     norm(m, m->normed, m->norm, m->found, m->last, m->last_bias);
     m->on.op->word_loss(&m->on, m->results, back ? m->dnormed : none, back ? table->g : none, m->normed,

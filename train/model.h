@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT
  * Models of a few layers, several of one shape side by side:
  *
- *     words:       e = E[token] + P[t]         logits = rms_norm(e; gain) E^T, at the answers alone
+ *     words:       e = E[token] + P[t]         logits = rms_norm(e; gain) E^T, at the answers alone; with
+ *                                              mixer_options.untied an array of its own instead of E
  *     regression:  e = x W_in + P[t]           prediction = e W_out
  *     layers:      e = e + mix(rms_norm(e; gain)) W_o
  *                  e = e + gelu(rms_norm(e; mlp_gain) mlp_1) mlp_2    with mixer_options.mlp
+ *                  mlp_gate, parallel: other such layers
  */
 #ifndef LOAM_TRAIN_MODEL_H
 #define LOAM_TRAIN_MODEL_H
@@ -12,7 +14,7 @@
 #include "train/batch.h"
 #include "train/mixer.h"
 
-enum { MODEL_MAX_LAYERS = 8, MODEL_MAX_PARAMETERS = 4 + MODEL_MAX_LAYERS * ROLES };
+enum { MODEL_MAX_LAYERS = 8, MODEL_MAX_PARAMETERS = 5 + MODEL_MAX_LAYERS * ROLES };
 
 typedef struct model_shape {
     train_source from;     /* what it is trained on, and so its words and length */

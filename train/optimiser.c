@@ -40,6 +40,7 @@ bool optimiser_open(optimiser *o, const machine *on, parameter *list, int count,
 {
     assert(count <= OPTIMISER_ARRAYS);
     *o = (optimiser){ .on = on, .options = *options, .list = list, .count = count };
+    if (!(options->beta_v > 0)) o->options.beta_v = 0.999;
     take_all(o);
     if (!memory_open(&o->room, on)) return false;
     take_all(o);
@@ -122,7 +123,7 @@ void optimiser_step(optimiser *o)
     const parameter *list[OPTIMISER_ARRAYS];
     int count = 0;
     for (int i = 0; i < 2; i++)
-        op->rate(o->on, o->rate[i], o->peak[i], o->at, o->options.warm, o->options.steps);
+        op->rate(o->on, o->rate[i], o->peak[i], o->at, o->options.warm, o->options.steps, o->options.least);
     clip(o);
     for (int i = 0; i < o->count; i++) {
         const parameter *p = &o->list[i];
@@ -132,7 +133,7 @@ void optimiser_step(optimiser *o)
         else
             list[count++] = p;
     }
-    op->adamw(o->on, list, count, o->factor, o->rate[ADAMW], o->at, o->options.decay);
+    op->adamw(o->on, list, count, o->factor, o->rate[ADAMW], o->at, o->options.beta_v, o->options.decay);
     op->advance(o->on, o->at);
     o->step++;
 }

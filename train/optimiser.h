@@ -12,6 +12,8 @@ enum { OPTIMISER_ARRAYS = 512 }; /* most */
 
 typedef struct optimiser_options {
     int64_t warm, steps; /* of the schedule: warm-up, and all */
+    double least;        /* share of the highest rate that is left in the end */
+    double beta_v;       /* of AdamW's second moments; 0: 0.999 */
     double decay;        /* of what decays */
     double clip;         /* the longest that the gradient of a model may be */
     bool muon;

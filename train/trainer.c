@@ -20,6 +20,8 @@ trainer_options trainer_options_default(const mixer *row)
     };
 }
 
+static int64_t largest(int64_t a, int64_t b) { return a > b ? a : b; }
+
 /* ---- what may be trained side by side */
 
 static loam_status refuse(loam_error *error, loam_status status, const char *format, ...)
@@ -72,7 +74,13 @@ static loam_status check(const trainer_options *options, const trainee *each, in
     if (models < 1)
         return refuse(error, LOAM_ESHAPE, "a stack of %lld models; expected >= 1", (long long)models);
     const int64_t examples = source_examples(&each->from, TRAIN_SPLIT_TRAIN);
-    if (options->shape.batch < 1 || options->shape.batch > examples)
+    if (options->batches < 0 || options->batches > examples ||
+        (options->batches > 1 && each->from.part[1].examples[TRAIN_SPLIT_TRAIN] > 0))
+        return refuse(error, LOAM_EVALUE,
+                      "batches is %lld; expected 0 to the %lld training examples, and 0 or 1 "
+                      "where these differ in their answers",
+                      (long long)options->batches, (long long)examples);
+    if (options->shape.batch < 1 || options->shape.batch > examples / largest(1, options->batches))
         return refuse(error, LOAM_ESHAPE, "batch is %lld; expected 1 to the %lld training examples",
                       (long long)options->shape.batch, (long long)examples);
     if (source_examples(&each->from, TRAIN_SPLIT_TEST) < 1)
@@ -90,8 +98,6 @@ static loam_status check(const trainer_options *options, const trainee *each, in
 
 /* ---- memory */
 
-static int64_t largest(int64_t a, int64_t b) { return a > b ? a : b; }
-
 /* In host memory. */
 static void take_host(trainer *t)
 {
@@ -105,6 +111,7 @@ static void take_host(trainer *t)
     t->records = memory_take(room, models * t->most, sizeof *t->records);
     t->times = memory_take(room, t->most, sizeof *t->times);
     t->answers = memory_take(room, models, sizeof *t->answers);
+    t->learned = memory_take(room, MODEL_MAX_PARAMETERS, sizeof *t->learned);
     t->order = memory_take(room, models * examples, sizeof *t->order);
     t->examples = memory_take(room, shape->batch, sizeof *t->examples);
     t->host = memory_take(room,
@@ -113,11 +120,26 @@ static void take_host(trainer *t)
                           1);
 }
 
+/* Of steps of one batch the gradients are the model's own. */
+static void take_learned(trainer *t)
+{
+    int count;
+    const parameter *list = model_parameters(t->net, &count);
+    for (int i = 0; i < count; i++) {
+        matrix g = list[i].g;
+        if (t->options.batches > 1) g = memory_matrix(&t->room, g.dtype, g.models, g.rows, g.width);
+        if (!t->learned) continue;
+        t->learned[i] = list[i];
+        t->learned[i].g = g;
+    }
+}
+
 static void take_sums(trainer *t)
 {
     const int64_t width = model_results(t->net).width;
     t->sums = memory_matrix(&t->room, t->on->dtype, t->options.shape.models, 1, width);
     t->last = memory_matrix(&t->room, t->on->dtype, t->options.shape.models, 1, width);
+    take_learned(t);
 }
 
 static bool take_all(trainer *t)
@@ -139,13 +161,14 @@ static loam_status open_parts(trainer *t, const uint64_t *seeds, const double *r
 {
     const trainer_options *o = &t->options;
     const int64_t models = o->shape.models;
-    const optimiser_options how = { o->warm, o->steps, o->decay, o->clip, o->muon, o->muon_rms };
+    const optimiser_options how = { o->warm,  o->steps, o->least, o->beta_v,
+                                    o->decay, o->clip,  o->muon,  o->muon_rms };
     const loam_status status = model_create(&t->net, t->on, o->row, &o->shape, &o->mixing, seeds, error);
     if (status) return status;
     int count;
-    parameter *list = model_parameters(t->net, &count);
-    if (!optimiser_open(&t->opt, t->on, list, count, &how, rates, rates + models) ||
-        !batch_open(&t->data, t->on, &o->shape.from, models, o->shape.batch) || !take_all(t))
+    (void)model_parameters(t->net, &count);
+    if (!batch_open(&t->data, t->on, &o->shape.from, models, o->shape.batch) || !take_all(t) ||
+        !optimiser_open(&t->opt, t->on, t->learned, count, &how, rates, rates + models))
         return no_memory(error);
     return LOAM_OK;
 }
@@ -177,6 +200,7 @@ loam_status trainer_open(trainer *t, const machine *on, const trainer_options *o
     o->shape.models = models;
     o->shape.from = each->from;
     if (o->warm == 0) o->warm = largest(100, o->steps / 100);
+    o->batches = largest(1, o->batches);
     if (o->test_every == 0) o->test_every = o->steps;
     t->most = (o->steps + o->test_every - 1) / o->test_every;
     status = open_all(t, each, error);
@@ -221,22 +245,24 @@ static void make_order(trainer *t, int64_t epoch, int64_t examples)
     t->epoch = epoch;
 }
 
-static void fill_training(trainer *t)
+/* Batch `part` of the step. */
+static void fill_training(trainer *t, int64_t part)
 {
     const int64_t examples = source_examples(&t->options.shape.from, TRAIN_SPLIT_TRAIN);
     const int64_t batch = t->options.shape.batch, whole = examples / batch;
-    if (t->epoch != t->step / whole) make_order(t, t->step / whole, examples);
+    const int64_t number = t->step * t->options.batches + part;
+    if (t->epoch != number / whole) make_order(t, number / whole, examples);
     for (int64_t m = 0; m < t->options.shape.models; m++) {
         const train_source *from = &t->each[m].from;
-        const int32_t *chosen = t->order + m * examples + t->step % whole * batch;
+        const int32_t *chosen = t->order + m * examples + number % whole * batch;
         batch_fill(&t->data, m, from, t->each[m].seed, TRAIN_SPLIT_TRAIN, chosen);
         t->answers[m] += t->data.here.counts[m];
     }
     batch_send(&t->data);
 }
 
-/* What is the same in every step, but for the data. */
-static loam_status launch_step(trainer *t, loam_error *error)
+/* What is the same in every step, but for the data; where it has one batch, all of it. */
+static loam_status launch_batch(trainer *t, loam_error *error)
 {
     static const matrix none = { 0 };
     const ops *op = t->on->op;
@@ -244,28 +270,58 @@ static loam_status launch_step(trainer *t, loam_error *error)
     if (status) return status;
     op->column_sums(t->on, t->last, model_results(t->net), none, none);
     op->combine(t->on, t->sums, 1, t->sums, 1, t->last);
-    optimiser_step(&t->opt);
+    if (t->options.batches == 1) optimiser_step(&t->opt);
     return LOAM_OK;
+}
+
+/* The gradients of batch `part` to the mean of those of the step. */
+static void add_gradients(trainer *t, int64_t part)
+{
+    int count;
+    const parameter *list = model_parameters(t->net, &count);
+    const double share = 1 / (double)t->options.batches;
+    for (int i = 0; i < count; i++) {
+        const matrix sum = t->learned[i].g;
+        t->on->op->combine(t->on, sum, part > 0 ? 1 : 0, part > 0 ? sum : list[i].g, share, list[i].g);
+    }
+}
+
+static loam_status take_batches(trainer *t, loam_error *error)
+{
+    loam_status status = LOAM_OK;
+    for (int64_t part = 0; part < t->options.batches && !status; part++) {
+        fill_training(t, part);
+        status = launch_batch(t, error);
+        add_gradients(t, part);
+    }
+    if (!status) optimiser_step(&t->opt);
+    return status;
 }
 
 /* Of a GPU. */
 static loam_status record_step(trainer *t, loam_error *error)
 {
     machine_record_begin(t->on);
-    const loam_status status = launch_step(t, error), ended = machine_record_end(t->on, &t->recorded, error);
+    const loam_status status = launch_batch(t, error), ended = machine_record_end(t->on, &t->recorded, error);
     return status ? status : ended;
 }
 
-static loam_status take_step(trainer *t, loam_error *error)
+static loam_status take_batch(trainer *t, loam_error *error)
 {
     loam_status status = LOAM_OK;
-    fill_training(t);
+    fill_training(t, 0);
     if (t->on->gpu && t->launched && !t->recorded) status = record_step(t, error);
     if (!status && t->recorded)
         machine_replay(t->on, t->recorded);
     else if (!status)
-        status = launch_step(t, error);
+        status = launch_batch(t, error);
     t->launched = true;
+    return status;
+}
+
+static loam_status take_step(trainer *t, loam_error *error)
+{
+    const loam_status status = t->options.batches > 1 ? take_batches(t, error) : take_batch(t, error);
     if (!status) t->opt.step = ++t->step;
     return status;
 }
@@ -387,7 +443,8 @@ static void record_time(trainer *t)
     const model_shape *shape = &t->options.shape;
     const int64_t test = (t->step - 1) / t->options.test_every,
                   steps = t->step - test * t->options.test_every;
-    const int64_t tokens = steps * shape->models * shape->batch * source_length(&shape->from);
+    const int64_t tokens = steps * shape->models * t->options.batches * shape->batch *
+                           source_length(&shape->from);
     t->times[test] = 1e9 * t->seconds / (double)tokens;
     t->seconds = 0;
 }

@@ -28,10 +28,15 @@ typedef struct trainee {
 typedef struct trainer_options {
     const mixer *row;
     mixer_options mixing;
-    model_shape shape;  /* but for `from` and `models`, which are the trainees' */
-    int64_t steps;      /* of the schedule */
-    int64_t warm;       /* steps of warm-up; 0: 1 % of them all, but at least 100 */
+    model_shape shape; /* but for `from` and `models`, which are the trainees' */
+    int64_t steps;     /* of the schedule */
+    int64_t warm;      /* steps of warm-up; 0: 1 % of them all, but at least 100 */
+    /* Batches of a step, whose gradients are averaged: as one that is as many times as large, in less memory.
+     * 0: one; more than one: of examples with as many answers each. */
+    int64_t batches;
     int64_t test_every; /* steps from one test to the next, one follows the last step too; 0: that alone */
+    double least;       /* share of the highest rate that is left in the end */
+    double beta_v;      /* of AdamW; 0: 0.999 */
     double decay, clip;
     bool muon, muon_rms; /* as in optimiser_options */
     double stop;         /* a model whose accuracy has reached it is left as it is; 0: none is. Words only */
@@ -78,6 +83,7 @@ struct trainer {
     matrix sums, last; /* [models][1][1 or 2] */
     int64_t *answers;  /* [models] */
     double seconds;
+    parameter *learned; /* the model's, with the mean gradients of a step's batches */
     optimiser opt;
     train_batch data;
     int32_t *order;              /* [models][examples] of the epoch at hand */
@@ -85,7 +91,7 @@ struct trainer {
     int32_t *examples;           /* [batch] of a test */
     char *host;                  /* what was read from the machine */
     bool launched;               /* a step, which then can be recorded */
-    machine_recording *recorded; /* NULL: not yet, or of a CPU */
+    machine_recording *recorded; /* NULL: not yet, of a CPU, or of steps of several batches */
     memory room, host_room;
 };
 

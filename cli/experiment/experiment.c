@@ -22,6 +22,7 @@ static const struct {
     { "recall", experiment_recall, "small models learn associative recall" },
     { "swaps", experiment_swaps, "small models learn to follow swaps" },
     { "probe", experiment_probe, "what Parallax's probe becomes under AdamW and Muon" },
+    { "ridge", experiment_ridge, "a pretrained model with Local Linear Attention in softmax's place" },
 };
 enum { EXPERIMENTS = sizeof experiments / sizeof *experiments };
 

@@ -1,36 +1,38 @@
 /* SPDX-License-Identifier: MIT
- * loam convert: the folder is filled beside its place under a temporary name, then renamed. */
+ * loam convert. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/command.h"
 #include "cli/options.h"
+#include "io/out_file.h"
+#include "io/out_folder.h"
+#include "lm/chat.h"
 #include "lm/path.h"
 #include "lm/write.h"
 #include "text/tokenizer.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 static const char ABOUT[] =
     "Writes a model as the Hugging Face library reads it: model.safetensors, config.json, and where it "
-    "has one tokenizer.json in the folder OUT, which appears whole or not at all. MODEL is a folder with "
-    "config.json and model.safetensors or its shards, of gpt2, gpt_neox, llama or bert; or a .gguf file of "
-    "llama.";
+    "has them tokenizer.json and chat_template.jinja in the folder OUT, which appears whole or not at all. "
+    "MODEL is a folder with config.json and model.safetensors or its shards, of gpt2, gpt_neox, llama or "
+    "bert; or a .gguf file of llama.";
 
-enum { CONFIG, TOKENIZER, WEIGHTS, FILE_COUNT };
-static const char *const FILES[FILE_COUNT] = {
-    [CONFIG] = "config.json", [TOKENIZER] = "tokenizer.json", [WEIGHTS] = "model.safetensors"
-};
+enum { CONFIG, TOKENIZER, TEMPLATE, WEIGHTS, FILE_COUNT };
+static const char *const FILES[FILE_COUNT] = { [CONFIG] = "config.json",
+                                               [TOKENIZER] = "tokenizer.json",
+                                               [TEMPLATE] = "chat_template.jinja",
+                                               [WEIGHTS] = "model.safetensors" };
 
-/* What is converted; tokenizer is NULL where there is none. */
+/* What is converted; tokenizer and template are NULL where there is none. */
 typedef struct conversion {
     lm_files *model;
     tokenizer *tokenizer;
+    char *template;
     loam_dtype dtype;
 } conversion;
 
@@ -42,81 +44,35 @@ static int read_part(const void *from, lm_part part, int64_t layer, int64_t firs
 
 /* ---------------------------------------------------------------- the folder */
 
-static bool is_empty(const char *folder)
+static int write_template(const char *text, const char *path, io_error *error)
 {
-    DIR *directory = opendir(folder);
-    int entries = 0;
-    while (directory && entries < 3 && readdir(directory))
-        entries++;
-    if (directory) closedir(directory);
-    return directory && entries < 3; /* . and .. */
+    out_file *file;
+    const int status = out_open(&file, path, error);
+    if (status) return status;
+    fputs(text, out_stream(file));
+    return out_commit(file, error);
 }
 
-/* What may become the folder: nothing, or an empty one, which rename replaces. */
-static int check_free(const char *out, io_error *error)
-{
-    struct stat told;
-    if (!*out) return io_fail(error, EXIT_USAGE, "OUT is empty; expected the name of a folder");
-    if (lstat(out, &told) != 0 || is_empty(out)) return 0;
-    return io_fail(error, EXIT_OUTPUT, "cannot write %s: %s", out,
-                   S_ISDIR(told.st_mode) ? "the folder is there already, and not empty"
-                                         : "there is such a file");
-}
-
-/* Beside `out`, whose slashes at the end do not count. */
-static int temporary_of(char **path, const char *out, io_error *error)
-{
-    size_t begin = strlen(out);
-    while (begin > 0 && out[begin - 1] == '/')
-        begin--;
-    while (begin > 0 && out[begin - 1] != '/')
-        begin--;
-    const size_t bytes = begin + 40;
-    *path = malloc(bytes);
-    if (!*path) return io_fail(error, EXIT_INTERNAL, "out of memory for the name of %s", out);
-    snprintf(*path, bytes, "%.*s.loam-%ld.tmp", (int)begin, out, (long)getpid());
-    if (mkdir(*path, 0777) == 0) return 0;
-    const int reason = errno;
-    free(*path);
-    *path = NULL;
-    return io_fail(error, EXIT_OUTPUT, "cannot write %s: %s", out, strerror(reason));
-}
-
-static int write_file(const conversion *c, const char *folder, int which, io_error *error)
+static int write_file(const conversion *c, const out_folder *folder, int which, io_error *error)
 {
     char *path;
     const lm_config *config = lm_files_config(c->model);
-    int status = lm_path(&path, folder, FILES[which], error);
+    int status = out_folder_path(folder, FILES[which], &path, error);
     if (!status && which == CONFIG) status = lm_config_write(config, path, error);
     if (!status && which == TOKENIZER && c->tokenizer) status = tokenizer_write(c->tokenizer, path, error);
+    if (!status && which == TEMPLATE && c->template) status = write_template(c->template, path, error);
     if (!status && which == WEIGHTS) status = lm_write(path, config, c->dtype, read_part, c->model, error);
     free(path);
     return status;
 }
 
-static void remove_folder(const char *folder)
-{
-    for (int i = 0; i < FILE_COUNT; i++) {
-        char *path;
-        if (lm_path(&path, folder, FILES[i], NULL) == 0) unlink(path);
-        free(path);
-    }
-    rmdir(folder);
-}
-
 static int write_folder(const conversion *c, const char *out, io_error *error)
 {
-    char *temporary = NULL;
-    int status = check_free(out, error);
-    if (!status) status = temporary_of(&temporary, out, error);
-    if (status) return status;
+    out_folder folder;
+    int status = out_folder_open(&folder, out, error);
     for (int i = 0; i < FILE_COUNT && !status; i++)
-        status = write_file(c, temporary, i, error);
-    if (!status && rename(temporary, out) != 0)
-        status = io_fail(error, EXIT_OUTPUT, "cannot write %s: %s", out, strerror(errno));
-    if (status) remove_folder(temporary);
-    free(temporary);
-    return status;
+        status = write_file(c, &folder, i, error);
+    return out_folder_end(&folder, status, error);
 }
 
 /* ---------------------------------------------------------------- the command */
@@ -160,6 +116,7 @@ static int open_all(conversion *c, const char *model, const char *words, const c
     if (!status) status = choose_dtype(dtype, lm_files_type(c->model), &c->dtype, error);
     if (!status && (words || has_tokenizer(model)))
         status = tokenizer_open(&c->tokenizer, words ? words : model, error);
+    if (!status) status = lm_chat_template(&c->template, model, error);
     return status;
 }
 
@@ -192,6 +149,7 @@ int command_convert(int argc, char **argv)
     if (!status) status = write_folder(&c, argv[2], &error);
     if (!status) print_summary(&c, argv[2]);
     tokenizer_close(c.tokenizer);
+    free(c.template);
     lm_files_close(c.model);
     return status ? options_report("convert", &error) : EXIT_OK;
 }

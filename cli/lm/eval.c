@@ -20,45 +20,58 @@ static const char ABOUT[] =
     "have the largest sum of log p after the question, or, by characters, the largest mean.";
 
 typedef struct request {
-    const char *texts, *out, *choices, *form;
+    const char *texts, *out, *choices, *form, *subject;
     int64_t context, most;
+    lm_words against; /* mechanism NULL: nothing is compared; sharpen 0: not given */
 } request;
 
-/* Sums over the windows of a text, or of all. */
+/* Over windows, of a sum x over the tokens of each, of which there are n. */
+typedef struct total {
+    double x, xx, nx;
+} total;
+
+/* The windows of a text, or of all. */
 typedef struct result {
     int64_t tokens, bytes, windows;
-    double nll;             /* its sum over tokens */
-    double n2, nll2, n_nll; /* over windows: of squares and products of tokens and sums */
+    double nn;
+    total nll, change; /* change: from the attention that it is measured against */
 } result;
 
-static void add_window(result *r, int64_t scored, double nll)
+static void add_sum(total *t, double n, double x) { t->x += x, t->xx += x * x, t->nx += n * x; }
+
+static void add_total(total *to, const total *t) { to->x += t->x, to->xx += t->xx, to->nx += t->nx; }
+
+static void add_window(result *r, int64_t scored, double nll, double against)
 {
     const double n = (double)scored;
-    r->tokens += scored, r->nll += nll, r->windows++;
-    r->n2 += n * n, r->nll2 += nll * nll, r->n_nll += n * nll;
+    r->tokens += scored, r->windows++, r->nn += n * n;
+    add_sum(&r->nll, n, nll);
+    add_sum(&r->change, n, nll - against);
 }
 
 static void add_result(result *to, const result *r)
 {
-    to->tokens += r->tokens, to->bytes += r->bytes, to->windows += r->windows, to->nll += r->nll;
-    to->n2 += r->n2, to->nll2 += r->nll2, to->n_nll += r->n_nll;
+    to->tokens += r->tokens, to->bytes += r->bytes, to->windows += r->windows, to->nn += r->nn;
+    add_total(&to->nll, &r->nll);
+    add_total(&to->change, &r->change);
 }
 
-static double mean_of(const result *r) { return r->nll / (double)r->tokens; }
+static double mean_of(const result *r, const total *t) { return t->x / (double)r->tokens; }
 
 /* Of the mean: a ratio of two sums over windows; NaN with one window. */
-static double error_of(const result *r)
+static double error_of(const result *r, const total *t)
 {
-    const double m = mean_of(r), w = (double)r->windows;
-    const double squares = r->nll2 - 2 * m * r->n_nll + m * m * r->n2;
+    const double m = mean_of(r, t), w = (double)r->windows;
+    const double squares = t->xx - 2 * m * t->nx + m * m * r->nn;
     return r->windows < 2 ? (double)NAN : sqrt(fmax(squares, 0) * w / (w - 1)) / (double)r->tokens;
 }
 
-static double bits_of(const result *r) { return r->nll / ((double)r->bytes * log(2)); }
+static double bits_of(const result *r) { return r->nll.x / ((double)r->bytes * log(2)); }
 
 typedef struct evaluation {
     lm_session session;
-    scorer *scorer;
+    lm_model *other;          /* NULL: nothing is compared */
+    scorer *scorer, *against; /* against: of the other */
     int64_t length;
     int32_t bos;
     int32_t *inputs;
@@ -66,17 +79,25 @@ typedef struct evaluation {
     io_error *error;
 } evaluation;
 
-/* The tokens of a window: [inputs] and what they predict, which begins `scored` before the end. */
+/* The sum over a window. Its tokens are `inputs`, and what they predict begins `scored` before their end. */
+static int sum_window(evaluation *e, scorer *by, const tokens *text, const score_window *w, double *sum)
+{
+    const int32_t *const targets = text->id + w->begin + 1 + w->inputs - w->scored;
+    const int status = scorer_run(by, e->inputs, w->inputs, targets, w->scored, e->nll, e->error);
+    *sum = 0;
+    for (int64_t i = 0; !status && i < w->scored; i++)
+        *sum += e->nll[i];
+    return status;
+}
+
 static int run_window(evaluation *e, const tokens *text, const score_window *w, result *r)
 {
+    double nll, against = 0;
     for (int64_t i = 0; i < w->inputs; i++)
         e->inputs[i] = w->begin + i < 0 ? e->bos : text->id[w->begin + i];
-    const int32_t *const targets = text->id + w->begin + 1 + w->inputs - w->scored;
-    const int status = scorer_run(e->scorer, e->inputs, w->inputs, targets, w->scored, e->nll, e->error);
-    double sum = 0;
-    for (int64_t i = 0; !status && i < w->scored; i++)
-        sum += e->nll[i];
-    if (!status) add_window(r, w->scored, sum);
+    int status = sum_window(e, e->scorer, text, w, &nll);
+    if (!status && e->against) status = sum_window(e, e->against, text, w, &against);
+    if (!status) add_window(r, w->scored, nll, against);
     return status;
 }
 
@@ -126,15 +147,30 @@ static int text_tokens(evaluation *e, const char *path, int64_t most, tokens *ou
     return status;
 }
 
-static void print_result(FILE *out, bool csv, const char *name, const result *r)
+static void print_result(const evaluation *e, const char *name, const result *r)
 {
-    const double error = error_of(r);
+    printf("%-32s %10lld %10.4f %8.4f %10.4f", name, (long long)r->tokens, mean_of(r, &r->nll),
+           error_of(r, &r->nll), bits_of(r));
+    if (e->against) printf(" %+10.4f %8.4f", mean_of(r, &r->change), error_of(r, &r->change));
+    printf("\n");
+    fflush(stdout);
+}
+
+static void write_result(const evaluation *e, FILE *csv, const char *name, const result *r)
+{
+    fprintf(csv, "%s,%lld,%lld,%.9g,%.3g,%.9g", name, (long long)r->tokens, (long long)r->bytes,
+            mean_of(r, &r->nll), error_of(r, &r->nll), bits_of(r));
+    if (e->against) fprintf(csv, ",%.6g,%.3g", mean_of(r, &r->change), error_of(r, &r->change));
+    fprintf(csv, "\n");
+}
+
+static void print_header(const evaluation *e, FILE *csv)
+{
+    printf("%-32s %10s %10s %8s %10s%s\n", "text", "tokens", "nll", "+-", "bits/byte",
+           e->against ? "     change       +-" : "");
     if (csv)
-        fprintf(out, "%s,%lld,%lld,%.9g,%.3g,%.9g\n", name, (long long)r->tokens, (long long)r->bytes,
-                mean_of(r), error, bits_of(r));
-    else
-        fprintf(out, "%-32s %10lld %10.4f %8.4f %10.4f\n", name, (long long)r->tokens, mean_of(r), error,
-                bits_of(r));
+        fprintf(csv, "text,tokens,bytes,nll,nll_error,bits_per_byte%s\n",
+                e->against ? ",change,change_error" : "");
 }
 
 static int run_texts(evaluation *e, const request *r, char *list, FILE *csv)
@@ -142,8 +178,7 @@ static int run_texts(evaluation *e, const request *r, char *list, FILE *csv)
     result all = { 0 };
     int files = 0, status = 0;
     const double begun = lm_seconds();
-    printf("%-32s %10s %10s %8s %10s\n", "text", "tokens", "nll", "+-", "bits/byte");
-    if (csv) fprintf(csv, "text,tokens,bytes,nll,nll_error,bits_per_byte\n");
+    print_header(e, csv);
     for (char *path = strtok(list, ","); !status && path; path = strtok(NULL, ","), files++) {
         result one = { 0 };
         tokens text = { 0 };
@@ -151,15 +186,21 @@ static int run_texts(evaluation *e, const request *r, char *list, FILE *csv)
         if (!status) status = run_text(e, path, &text, &one);
         tokens_free(&text);
         if (status) break;
-        print_result(stdout, false, path, &one);
-        if (csv) print_result(csv, true, path, &one);
-        fflush(stdout);
+        print_result(e, path, &one);
+        if (csv) write_result(e, csv, path, &one);
         add_result(&all, &one);
     }
     if (status) return status;
-    if (files > 1) print_result(stdout, false, "all", &all);
+    if (files > 1) print_result(e, "all", &all);
     fprintf(stderr, "%.1f tokens a second\n", (double)all.tokens / (lm_seconds() - begun));
     return 0;
+}
+
+/* Texts that were trained on follow this token; a first token that begins a user's turn does not do. */
+int32_t lm_prefix(const tokenizer *t, const lm_config *c)
+{
+    const int32_t end = tokenizer_id(t, "<|endoftext|>");
+    return end >= 0 ? end : c->bos;
 }
 
 static int open_evaluation(evaluation *e, const request *r, io_error *error)
@@ -171,13 +212,12 @@ static int open_evaluation(evaluation *e, const request *r, io_error *error)
         return io_fail(error, EXIT_USAGE, "--context %lld: the model reads at most %lld tokens",
                        (long long)r->context, (long long)c->context);
     e->length = r->context > 0 ? r->context : c->context < 1024 ? c->context : 1024;
-    /* Texts that were trained on follow this token; a first token that begins a user's turn does not do. */
-    const int32_t end = tokenizer_id(e->session.tokens, "<|endoftext|>");
-    e->bos = end >= 0 ? end : c->bos;
+    e->bos = lm_prefix(e->session.tokens, c);
     e->inputs = calloc((size_t)e->length, sizeof *e->inputs),
     e->nll = calloc((size_t)e->length, sizeof *e->nll);
     if (!e->inputs || !e->nll) return io_fail(error, EXIT_INTERNAL, "out of memory for a window");
-    return scorer_open(&e->scorer, e->session.model, e->length, error);
+    const int status = scorer_open(&e->scorer, e->session.model, e->length, error);
+    return status || !e->other ? status : scorer_open(&e->against, e->other, e->length, error);
 }
 
 static int evaluate(evaluation *e, const request *r, const lm_words *words, io_error *error)
@@ -188,8 +228,10 @@ static int evaluate(evaluation *e, const request *r, const lm_words *words, io_e
                       : io_fail(error, EXIT_INTERNAL, "out of memory for names");
     if (!status && r->out) status = out_open(&out, r->out, error);
     if (!status) {
-        printf("attention: %s; windows of %lld tokens\n\n", lm_session_attention(&e->session, words, text),
+        printf("attention: %s; windows of %lld tokens\n", lm_session_attention(&e->session, words, text),
                (long long)e->length);
+        if (e->other) printf("change: from %s\n", lm_session_attention(&e->session, &r->against, text));
+        printf("\n");
         status = run_texts(e, r, list, out ? out_stream(out) : NULL);
     }
     if (out && status)
@@ -200,6 +242,16 @@ static int evaluate(evaluation *e, const request *r, const lm_words *words, io_e
     return status;
 }
 
+/* The same model with other attention: in the words, that and the inverse temperature are its own. */
+static int open_other(evaluation *e, const lm_words *words, lm_words *against, io_error *error)
+{
+    const char *const mechanism = against->mechanism;
+    const double sharpen = against->sharpen > 0 ? against->sharpen : 1;
+    *against = *words;
+    against->mechanism = mechanism, against->sharpen = sharpen;
+    return lm_session_other(&e->other, &e->session, against, "against", error);
+}
+
 int lm_eval(int argc, char **argv, io_error *error)
 {
     lm_words words = lm_words_default();
@@ -207,13 +259,20 @@ int lm_eval(int argc, char **argv, io_error *error)
     bool help = false;
     const option_row rows[] = {
         { "text", OPTION_TEXT, &r.texts, 0, 0, "FILE,..", "texts, scored one after another" },
-        { "choices", OPTION_TEXT, &r.choices, 0, 0, "FILE", "questions, a JSON object a line" },
+        { "choices", OPTION_TEXT, &r.choices, 0, 0, "FILE",
+          "questions, a JSON object a line; of mmlu also .csv" },
         { "form", OPTION_TEXT, &r.form, 0, 0, "FORM",
           "of these: piqa, arc, logiqa, winogrande, wsc273, wsc or mmlu" },
+        { "subject", OPTION_TEXT, &r.subject, 0, 0, "TEXT",
+          "of mmlu's questions; default: as the lines say, of a .csv its name" },
         { "context", OPTION_INT, &r.context, 1, 1e9, "N",
           "tokens of a window; default 1024, or the model's" },
         { "most", OPTION_INT, &r.most, 1, 1e15, "N", "the first N tokens of each text; default all" },
         { "out", OPTION_TEXT, &r.out, 0, 0, "FILE.csv", "the table, or the sums of all choices, as a file" },
+        { "against", OPTION_TEXT, &r.against.mechanism, 0, 0, "NAME",
+          "also by this attention, and what --mechanism changes" },
+        { "against-sharpen", OPTION_REAL, &r.against.sharpen, 1e-3, 1e3, "X",
+          "there scores are multiplied by X; default 1" },
         LM_OPTION_ROWS(words),
         { .name = NULL },
     };
@@ -221,12 +280,18 @@ int lm_eval(int argc, char **argv, io_error *error)
     if (status || help) return status;
     if (argc != 2 || !r.texts == !r.choices)
         return io_fail(error, EXIT_USAGE, "expected one model, and --text or --choices; usage: %s", USAGE);
+    if (r.subject && !r.choices) return io_fail(error, EXIT_USAGE, "--subject is for --choices");
+    if (r.against.sharpen > 0 && !r.against.mechanism)
+        return io_fail(error, EXIT_USAGE, "--against-sharpen is for --against");
     evaluation e = { .error = error };
     status = lm_session_open(&e.session, argv[1], &words, error);
-    const choose_request choose = { r.choices, r.form, r.out };
+    if (!status && r.against.mechanism) status = open_other(&e, &words, &r.against, error);
+    const choose_request choose = { r.choices, r.form, r.out, r.subject, e.other };
     if (!status)
         status = r.choices ? choose_run(&e.session, &choose, error) : evaluate(&e, &r, &words, error);
     scorer_close(e.scorer);
+    scorer_close(e.against);
+    lm_model_close(e.other);
     free(e.inputs);
     free(e.nll);
     lm_session_close(&e.session);

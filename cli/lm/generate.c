@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "cli/lm/lm.h"
 
+#include "lm/chat.h"
 #include "lm/sample.h"
 
 #include <math.h>
@@ -17,7 +18,7 @@ static const char ABOUT[] =
 enum { CHUNK = 512 };
 
 typedef struct request {
-    const char *prompt, *prompt_file;
+    const char *model, *prompt, *prompt_file, *system;
     bool chat;
     int64_t tokens, seed, top_k;
     double temperature, top_p;
@@ -125,18 +126,21 @@ static int write_text(writer *w, matrix hidden, int64_t most, int64_t *written, 
     return status;
 }
 
-/* ChatML, the template of SmolLM2 and others: its turns are between these tokens. */
-static int chat_prompt(char **text, const char *prompt, const tokenizer *t, io_error *error)
+/* The prompt as a user's turn, by the model's chat template. */
+static int chat_prompt(char **text, const request *r, const char *prompt, const tokenizer *t, io_error *error)
 {
-    static const char before[] = "<|im_start|>user\n", after[] = "<|im_end|>\n<|im_start|>assistant\n";
-    if (tokenizer_id(t, "<|im_start|>") < 0 || tokenizer_id(t, "<|im_end|>") < 0)
-        return io_fail(error, EXIT_INPUT, "--chat: the model has no tokens <|im_start|> and <|im_end|>");
-    *text = malloc(sizeof before + sizeof after + strlen(prompt));
-    if (!*text) return io_fail(error, EXIT_INTERNAL, "out of memory for the prompt");
-    strcpy(*text, before);
-    strcat(*text, prompt);
-    strcat(*text, after);
-    return 0;
+    char *template;
+    lm_chat chat = { 0 };
+    int status = lm_chat_template(&template, r->model, error);
+    if (!status && !template)
+        status = io_fail(error, EXIT_INPUT, "--chat: %s has no chat template", r->model);
+    if (!status) status = lm_chat_parse(&chat, template, r->model, error);
+    if (!status && (tokenizer_id(t, "<|im_start|>") < 0 || tokenizer_id(t, "<|im_end|>") < 0))
+        status = io_fail(error, EXIT_INPUT, "--chat: the model has no tokens <|im_start|> and <|im_end|>");
+    if (!status) status = lm_chat_prompt(text, &chat, r->system, prompt, error);
+    lm_chat_free(&chat);
+    free(template);
+    return status;
 }
 
 /* The tokens of the prompt, after the model's first token where the tokenizer does not give it. */
@@ -162,7 +166,7 @@ static int prompt_tokens(tokens *out, const writer *w, const request *r, io_erro
         if (text && strlen(text) != bytes)
             status = io_fail(error, EXIT_INPUT, "--chat: the prompt has a byte 0");
         else
-            status = chat_prompt(&chat, text ? text : r->prompt, w->session.tokens, error);
+            status = chat_prompt(&chat, r, text ? text : r->prompt, w->session.tokens, error);
     }
     const char *const from = chat ? chat : text ? text : r->prompt;
     if (!status) status = encode_prompt(out, w, from, text && !chat ? bytes : strlen(from), error);
@@ -200,7 +204,9 @@ int lm_generate(int argc, char **argv, io_error *error)
         { "prompt", OPTION_TEXT, &r.prompt, 0, 0, "TEXT", "what the text begins with" },
         { "prompt-file", OPTION_TEXT, &r.prompt_file, 0, 0, "FILE",
           "the same from a file; - standard input" },
-        { "chat", OPTION_FLAG, &r.chat, 0, 0, NULL, "the prompt is a user's turn (ChatML)" },
+        { "chat", OPTION_FLAG, &r.chat, 0, 0, NULL, "the prompt is a user's turn, by the chat template" },
+        { "system", OPTION_TEXT, &r.system, 0, 0, "TEXT",
+          "with --chat: what the system's turn says; default: as the template has it" },
         { "tokens", OPTION_INT, &r.tokens, 1, 1e9, "N", "at most; default 100" },
         { "temperature", OPTION_REAL, &r.temperature, 0, 1e3, "X", "default 0: always the likeliest token" },
         { "top-k", OPTION_INT, &r.top_k, 1, 1e9, "K", "one of the K likeliest; default all" },
@@ -214,6 +220,8 @@ int lm_generate(int argc, char **argv, io_error *error)
     if (argc != 2) return io_fail(error, EXIT_USAGE, "expected one model; usage: %s", USAGE);
     if (!r.prompt == !r.prompt_file)
         return io_fail(error, EXIT_USAGE, "expected either --prompt or --prompt-file");
+    if (r.system && !r.chat) return io_fail(error, EXIT_USAGE, "--system is for --chat");
+    r.model = argv[1];
     writer w = { 0 };
     tokens prompt = { 0 };
     status = lm_session_open(&w.session, argv[1], &words, error);

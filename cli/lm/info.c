@@ -20,6 +20,8 @@ static void print_config(const lm_config *c)
     printf(", %lld tokens at most\n", (long long)c->context);
     printf("%-14s %lld%s\n", "vocabulary", (long long)c->vocabulary,
            c->tied ? ", logits by the embedding" : "");
+    if (c->mechanism != LOAM_SOFTMAX || c->forgets)
+        printf("%-14s %s\n", "attention", lm_config_attention_name(c));
 }
 
 static int64_t parameters_of(const lm_config *c)

@@ -17,6 +17,9 @@ static const struct {
     { "eval", lm_eval, "how well it predicts texts" },
     { "generate", lm_generate, "what it writes after a prompt" },
     { "embed", lm_embed, "vectors of sentences, one a line" },
+    { "data", lm_data, "shards of tokens from texts, to train on" },
+    { "items", lm_make_items, "questions with choices from held-out text" },
+    { "train", lm_train, "trains one from nothing" },
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
 
@@ -24,7 +27,7 @@ static const char *name_at(int index) { return index < COMMANDS ? commands[index
 
 static void print_help(void)
 {
-    printf("usage: loam lm COMMAND MODEL [options]\n\n"
+    printf("usage: loam lm COMMAND [options]\n\n"
            "Pretrained Transformers: GPT-2, GPT-NeoX, Llama and BERT. MODEL is a folder with\n"
            "config.json, model.safetensors (or its shards) and tokenizer.json, or a .gguf file.\n"
            "Their attention can be any mechanism of the library.\n\ncommands:\n");

@@ -11,7 +11,7 @@
 typedef struct lm_words {
     const char *weights, *mechanism, *ridge_unit, *tokenizer, *backend, *dtype;
     double ridge, sharpen;
-    int64_t layer, threads, device;
+    int64_t layer, head, threads, device;
 } lm_words;
 
 lm_words lm_words_default(void);
@@ -31,7 +31,7 @@ lm_words lm_words_default(void);
           0, \
           0, \
           "NAME", \
-          "attention: softmax (default), lla, or parallax with probe 0" }, \
+          "attention: softmax, lla, or parallax with probe 0; default: what it was trained with" }, \
         { "ridge", OPTION_REAL, &(words).ridge, 0, 1e30, "X", "of lla; default 1000" }, \
         { "ridge-unit", \
           OPTION_TEXT, \
@@ -41,6 +41,13 @@ lm_words lm_words_default(void);
           "UNIT", \
           "what it is relative to: normalised (default), max or trace" }, \
         { "layer", OPTION_INT, &(words).layer, 0, 1e6, "N", "the one layer with it; default all" }, \
+        { "head", \
+          OPTION_INT, \
+          &(words).head, \
+          0, \
+          1e6, \
+          "N", \
+          "the one query head with it, of that layer or of each; default all" }, \
         { "sharpen", \
           OPTION_REAL, \
           &(words).sharpen, \
@@ -79,6 +86,10 @@ typedef struct lm_session {
 
 int lm_session_open(lm_session *s, const char *path, const lm_words *words, io_error *error);
 void lm_session_close(lm_session *s);
+/* The session's model with other attention, whose mechanism is what this option says. It closes before the
+ * session. On failure *made is NULL. */
+int lm_session_other(lm_model **made, const lm_session *s, const lm_words *words, const char *option,
+                     io_error *error);
 
 enum { LM_ATTENTION = 128 };
 /* "softmax", "lla, ridge 100 (normalised), layer 3": the attention that was asked for. */
@@ -87,10 +98,17 @@ const char *lm_session_attention(const lm_session *s, const lm_words *words, cha
 /* The bytes of a file, malloc's, with a 0 behind them; "-" is standard input. */
 int lm_text_file(char **text, size_t *bytes, const char *path, io_error *error);
 
+/* The token before a text that is evaluated; -1: none. */
+int32_t lm_prefix(const tokenizer *t, const lm_config *c);
+
+/* A sentence's vector: the mean of its rows, scaled to length 1; out [width]. rows: room for them in host
+ * memory. */
+int lm_mean_row(const lm_model *m, matrix hidden, float *rows, float *out, io_error *error);
+
 /* Seconds of the monotonic clock. */
 double lm_seconds(void);
 
 typedef int lm_command(int argc, char **argv, io_error *error);
-lm_command lm_info, lm_eval, lm_generate, lm_embed;
+lm_command lm_info, lm_eval, lm_generate, lm_embed, lm_data, lm_make_items, lm_train;
 
 #endif

@@ -14,7 +14,7 @@
 
 lm_words lm_words_default(void)
 {
-    return (lm_words){ .ridge = 1000, .sharpen = 1, .layer = -1, .device = -1 };
+    return (lm_words){ .ridge = 1000, .sharpen = 1, .layer = -1, .head = -1, .device = -1 };
 }
 
 static const char *weights_word(int index)
@@ -29,7 +29,9 @@ static const char *mechanism_word(int index)
     return list[index];
 }
 
-static int options_of(lm_options *out, const lm_words *words, const lm_files *files, io_error *error)
+/* option: the one that names the mechanism. */
+static int options_of(lm_options *out, const lm_words *words, const char *option, const lm_files *files,
+                      io_error *error)
 {
     static const loam_dtype types[] = { LOAM_F32, LOAM_BF16, LOAM_F16 };
     static const loam_mechanism mechanisms[] = { LOAM_SOFTMAX, LOAM_PARALLAX, LOAM_LLA };
@@ -39,13 +41,15 @@ static int options_of(lm_options *out, const lm_words *words, const lm_files *fi
                                              : 0,
         mechanism = 0, unit = LOAM_RIDGE_NORMALISED;
     int status = names_choose("weights", words->weights, weights_word, &weights, error);
-    if (!status) status = names_choose("mechanism", words->mechanism, mechanism_word, &mechanism, error);
+    if (!status) status = names_choose(option, words->mechanism, mechanism_word, &mechanism, error);
     if (!status) status = names_choose("ridge-unit", words->ridge_unit, names_ridge_unit, &unit, error);
     *out = lm_options_default();
     if (status) return status;
     out->weights = types[weights], out->mechanism = mechanisms[mechanism];
+    out->own = !words->mechanism;
     out->ridge = words->ridge, out->ridge_unit = (loam_ridge_unit)unit;
-    out->only = words->layer, out->inverse_temperature = words->sharpen;
+    out->only = words->layer, out->only_head = words->head;
+    out->inverse_temperature = words->sharpen;
     return 0;
 }
 
@@ -76,7 +80,7 @@ int lm_session_open(lm_session *s, const char *path, const lm_words *words, io_e
     lm_options options;
     *s = (lm_session){ 0 };
     int status = lm_files_open(&s->files, path, error);
-    if (!status) status = options_of(&options, words, s->files, error);
+    if (!status) status = options_of(&options, words, "mechanism", s->files, error);
     if (!status) status = tokenizer_open(&s->tokens, words->tokenizer ? words->tokenizer : path, error);
     const int64_t vocabulary = status ? 0 : lm_files_config(s->files)->vocabulary;
     if (!status && tokenizer_size(s->tokens) > vocabulary)
@@ -86,6 +90,15 @@ int lm_session_open(lm_session *s, const char *path, const lm_words *words, io_e
     if (!status) status = lm_model_open(&s->model, &s->on, s->files, &options, error);
     if (status) lm_session_close(s);
     return status;
+}
+
+int lm_session_other(lm_model **made, const lm_session *s, const lm_words *words, const char *option,
+                     io_error *error)
+{
+    lm_options options;
+    *made = NULL;
+    const int status = options_of(&options, words, option, s->files, error);
+    return status ? status : lm_model_open(made, &s->on, s->files, &options, error);
 }
 
 void lm_session_close(lm_session *s)
@@ -100,16 +113,18 @@ void lm_session_close(lm_session *s)
 const char *lm_session_attention(const lm_session *s, const lm_words *words, char text[LM_ATTENTION])
 {
     const bool lla = words->mechanism && strcmp(words->mechanism, "lla") == 0;
-    char layer[24] = "", ridge[48] = "", sharpen[24] = "";
+    char layer[32] = "", head[32] = "", ridge[48] = "", sharpen[24] = "";
+    const char *const own = lm_config_attention_name(lm_files_config(s->files));
     const backend b = { s->on.gpu != NULL, s->on.operand == LOAM_BF16 };
     if (lla)
         snprintf(ridge, sizeof ridge, ", ridge %g (%s)", words->ridge,
                  words->ridge_unit ? words->ridge_unit : names_ridge_unit(LOAM_RIDGE_NORMALISED));
     if (words->layer >= 0) snprintf(layer, sizeof layer, ", layer %d alone", (int)words->layer);
+    if (words->head >= 0) snprintf(head, sizeof head, ", head %d alone", (int)words->head);
     if (words->sharpen < 1 || words->sharpen > 1)
         snprintf(sharpen, sizeof sharpen, ", scores x %g", words->sharpen);
-    snprintf(text, LM_ATTENTION, "%.15s%s%s%s%s%s", words->mechanism ? words->mechanism : "softmax", ridge,
-             layer, sharpen, b.cuda ? ", " : "", b.cuda ? backend_text(b) : "");
+    snprintf(text, LM_ATTENTION, "%.15s%s%s%s%s%s%s", words->mechanism ? words->mechanism : own, ridge, layer,
+             head, sharpen, b.cuda ? ", " : "", b.cuda ? backend_text(b) : "");
     return text;
 }
 

@@ -30,11 +30,12 @@ void html_head(FILE *out, const char *title)
         title, title);
 }
 
-void html_claims(FILE *out, const claim *claims, int count)
+void html_claims(FILE *out, const char *title, const char *source, const claim *claims, int count)
 {
-    fputs("<h2>What the paper says</h2>\n<div class=\"wide\"><table>\n"
-          "<tr><th>Zuo et al. 2025</th><th>claim</th><th>verdict</th><th>numbers</th></tr>\n",
-          out);
+    fprintf(out,
+            "<h2>%s</h2>\n<div class=\"wide\"><table>\n"
+            "<tr><th>%s</th><th>claim</th><th>verdict</th><th>numbers</th></tr>\n",
+            title, source);
     for (int i = 0; i < count; i++) {
         fputs("<tr><td>", out), html_escape(out, claims[i].source);
         fputs("</td><td>", out), html_escape(out, claims[i].text);

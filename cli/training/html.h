@@ -10,6 +10,7 @@
 void html_escape(FILE *out, const char *text);
 /* As far as the heading, which is in words that need no escape. */
 void html_head(FILE *out, const char *title);
-void html_claims(FILE *out, const claim *claims, int count);
+/* "What the paper says", and the heading of what says it: "Zuo et al. 2025". */
+void html_claims(FILE *out, const char *title, const char *source, const claim *claims, int count);
 
 #endif

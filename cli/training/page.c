@@ -84,7 +84,7 @@ int page_write(const results *r, const claim *claims, int count, const char *des
     if (status != EXIT_OK) return status;
     FILE *out = out_stream(file);
     html_head(out, title_of(r->plan));
-    html_claims(out, claims, count);
+    html_claims(out, "What the paper says", "Zuo et al. 2025", claims, count);
     write_values(out, r);
     if (drawn) write_pictures(out, r->plan);
     write_notes(out, description, left_out);

@@ -101,7 +101,7 @@ int pictures_list(const plan *p, picture *out)
 
 static void write_frame(FILE *out, const plan *p, const picture *what)
 {
-    fputs("set lmargin at screen 0.16\nset rmargin at screen 0.96\nset tmargin at screen 0.925\n"
+    fputs("set lmargin at screen 0.18\nset rmargin at screen 0.96\nset tmargin at screen 0.925\n"
           "set bmargin at screen 0.40\n"
           "set key at screen 0.55,0.29 center top vertical maxrows 5 Left reverse samplen 2.4 width 1\n"
           "set xtics offset 0,0.3\n",

@@ -224,7 +224,7 @@ static int write_page(const probe_result *all, int count, const claim *claims, i
     if (status != EXIT_OK) return status;
     FILE *out = out_stream(file);
     html_head(out, "Parallax's probe");
-    html_claims(out, claims, claim_count);
+    html_claims(out, "What the paper says", "Zuo et al. 2025", claims, claim_count);
     fputs("<h2>After the last step, at the best learning rate</h2>\n<div class=\"wide\"><table>\n"
           "<tr><th>task</th>"
           "<th>mechanism</th><th>start of W_R</th><th>optimiser</th><th>rate</th><th>accuracy, or error of "

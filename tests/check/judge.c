@@ -210,12 +210,13 @@ static void judge_finite(const values *got, verdict *out)
 
 /* What kernels promise of the recurrent family: relative, Frobenius, twice that of parameters of the
  * recurrence. Where keys are alike a delta rule takes back with every token what the one before wrote: of
- * the terms of a chunk of 64 little is left, and 16-bit operands lose up to sqrt(64) / 2 times as much. */
+ * the terms of a chunk of 64 little is left, and 16-bit operands lose up to sqrt(64) / 2 times as much. Keys
+ * of a trained model are alike: those of layer 20 have a mean cosine of 0.77. */
 static double promised_of_recurrences(const spec *s, slot which)
 {
     const int gradient = which >= SLOT_GRAD_Q && which != SLOT_STATE_OUT;
     const int parameter = gradient && slot_dtype(s, which) != (loam_dtype)s->dtype;
-    const int alike = s->data >= DATA_EQUAL && s->data <= DATA_FAR;
+    const int alike = (s->data >= DATA_EQUAL && s->data <= DATA_FAR) || s->data == DATA_REAL;
     const int taken_back = spec_recurrence_of(s).delta && alike && strstr(s->kernel, "_hopper");
     const double twice = (parameter || (gradient && s->dtype == LOAM_F64) ? 2 : 1) * (taken_back ? 4 : 1);
     switch ((loam_dtype)s->dtype) {

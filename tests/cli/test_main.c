@@ -190,6 +190,8 @@ static void info_tells_versions_and_features(void **state)
     expect_output(&result, loam_cpu_features());
     expect_output(&result, "threads");
     expect_output(&result, "compiler");
+    result = run_shell("OPENBLAS_CORETYPE=Prescott \"$LOAM\" info");
+    expect_output(&result, "OpenBLAS, kernels Prescott\n");
 }
 
 static void lost_output_is_an_error(void **state)

@@ -101,9 +101,38 @@ def config_files():
     save("config", "unknown", config(model_type="mamba"))
 
 
+KINDS = {"html": b"\0", "txt": b"\1", "pod": b"\2", "dictionary": b"\3"}
+
+
+def extract(kind, name, content):
+    """What a fuzzer takes: a byte for the kind, a text."""
+    save("extract", f"{kind}_{name}", KINDS[kind] + content)
+
+
+def extract_files():
+    prose = b"The house at the end of the lane had been empty for years before anybody came to live in it."
+    extract("html", "prose", b"<p>" + prose + b"</p><p>" + prose + b"<div>" + prose.lower() + b"</div>")
+    extract("html", "dropped", b"<script>a</p></script><pre>b</pre><nav><table>c</nav>d</table>e<style>")
+    extract("html", "references", b"&amp;&#65;&#x41;&lt&nosuch;&#0;&#xd800;&#99999999999;&;&#;&#x;&am\0p;"
+                                  b"&nbsp;")
+    extract("html", "tags", b"<a title='>' b=\">\" c= \"x\" d>x</a><br/><P\nclass=x>y</><//><?x?><!x><!---->"
+                            b"z")
+    extract("html", "comments", b"a<!--> b --><!-- c -- > d --!> e -->f<!--g")
+    extract("html", "open", b"<p>a < b << c <")
+    extract("html", "quote", b"<a b='")
+    extract("html", "bytes", b"\xff\xc2<p>\xa0\xc2\xa0\0\xc2")
+    extract("html", "nested", b"<table>" * 50 + b"x" + b"</table>" * 51 + b"y")
+    extract("txt", "lines", b"a\n b\t\tc\r\n\r\n d\n\n\n" + prose)
+    extract("pod", "codes", b"=head1 A\n\nB<b I<c>> C<< d > e >> L<f|g> X<h> E<lt>E<gt>E<nosuch> i>\n\n"
+                           b" verbatim\n")
+    extract("pod", "block", b"=begin x\n\na\n\n=end x\n\nb B<<<<< c\n\nE<lt B<" + b"B<" * 50)
+    extract("dictionary", "brackets", b"a [b] c <d> e\n[ f\n] g [h [i] j]\n[]<>\n" + prose + b"\n")
+
+
 def main():
     gguf_files()
     config_files()
+    extract_files()
     floats = struct.pack("<6f", *range(6))
     for version in (1, 2, 3):
         save("npy", f"version_{version}", npy("<f4", (2, 3), floats, version=version))

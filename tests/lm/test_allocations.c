@@ -3,8 +3,10 @@
  * nothing half done. What jansson allocates is seen only where it writes: reading, it calls some of its
  * failures wrong JSON. */
 #define _XOPEN_SOURCE 700
+#include "lm/shards.h"
 #include "lm/write.h"
 #include "tests/lm/folder.h"
+#include "tests/lm/grammar.h"
 #include "tests/support/alloc_fail.h"
 
 #include <jansson.h>
@@ -79,6 +81,22 @@ static void models_are_opened(void **state)
     fail_each(open_gguf, NULL);
 }
 
+static int open_shards(io_error *error)
+{
+    lm_shards s;
+    const int status = lm_shards_open(&s, "data", error);
+    lm_shards_close(&s);
+    return status;
+}
+
+static void shards_are_read(void **state)
+{
+    (void)state;
+    grammar_write("data");
+    fail_each(open_shards, NULL);
+    grammar_remove("data");
+}
+
 static void models_are_written(void **state)
 {
     (void)state;
@@ -96,6 +114,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(models_are_opened),
+        cmocka_unit_test(shards_are_read),
         cmocka_unit_test(models_are_written),
     };
     return cmocka_run_group_tests(tests, folder_setup, folder_teardown);

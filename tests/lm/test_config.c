@@ -35,6 +35,10 @@ static void expect_same(const lm_config *a, const lm_config *b)
     assert_int_equal(a->rope_dim, b->rope_dim);
     assert_true(a->rope_base == b->rope_base);
     assert_int_equal(a->activation, b->activation);
+    assert_int_equal(a->mechanism, b->mechanism);
+    assert_int_equal(a->forgets, b->forgets);
+    assert_true(a->ridge_least == b->ridge_least && a->ridge_most == b->ridge_most);
+    assert_int_equal(a->ridge_unit, b->ridge_unit);
     assert_int_equal(a->tied, b->tied);
     assert_int_equal(a->parallel, b->parallel);
     assert_int_equal(a->scale_by_layer, b->scale_by_layer);
@@ -198,6 +202,16 @@ static const char *const refused[][2] = {
     { OF("llama", "\"rope_parameters\":{\"partial_rotary_factor\":0.5}"), "llama turns all channels" },
     { OF("bert", "\"position_embedding_type\":\"relative_key\""),
       "'position_embedding_type' is \"relative_key\"; expected \"absolute\"" },
+    { OF("gpt2", "\"loam_attention\":3"), "'loam_attention' is 3; expected an object" },
+    { OF("gpt2", "\"loam_attention\":{\"mechanism\":\"mesa\"}"),
+      "'mechanism' is \"mesa\"; expected softmax, lla, parallax or fox" },
+    { OF("gpt2", "\"loam_attention\":{\"mechanism\":\"lla\"}"), "expected 0 < ridge_least <= ridge_most" },
+    { OF("gpt2", "\"loam_attention\":{\"mechanism\":\"lla\",\"ridge_least\":2,\"ridge_most\":1}"),
+      "expected 0 < ridge_least <= ridge_most" },
+    { OF("gpt2", "\"loam_attention\":{\"mechanism\":\"lla\",\"ridge_least\":1,\"ridge_most\":1,"
+                 "\"ridge_unit\":\"metre\"}"),
+      "'ridge_unit' is \"metre\"; expected normalised, max or trace" },
+    { OF("bert", "\"loam_attention\":{\"mechanism\":\"fox\"}"), "'mechanism' is \"fox\"; expected softmax" },
     { OF("bert", "\"is_decoder\":true"), "'is_decoder' is true; expected none" },
     { OF("bert", "\"type_vocab_size\":0"), "the number of token types is 0" },
 };
@@ -229,6 +243,28 @@ static void what_is_written_is_read(void **state)
             fail_msg("%s", error.text);
         expect_same(&a, &b);
     }
+    assert_int_equal(unlink("written.json"), 0);
+}
+
+static void trained_attention_is_written(void **state)
+{
+    static const char *const names[] = { "softmax", "lla", "parallax", "fox" };
+    static const loam_mechanism mechanisms[] = { LOAM_SOFTMAX, LOAM_LLA, LOAM_PARALLAX, LOAM_SOFTMAX };
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        lm_config a = parsed("{\"model_type\":\"gpt2\"}"), b;
+        io_error error;
+        assert_true(lm_config_attention(&a, names[i]));
+        assert_int_equal(a.mechanism, mechanisms[i]);
+        assert_int_equal(a.forgets, i == 3);
+        if (i == 1) a.ridge_least = 0.01, a.ridge_most = 3, a.ridge_unit = LOAM_RIDGE_TRACE;
+        if (lm_config_write(&a, "written.json", &error) || lm_config_read(&b, "written.json", &error))
+            fail_msg("%s", error.text);
+        expect_same(&a, &b);
+        assert_string_equal(lm_config_attention_name(&b), names[i]);
+    }
+    lm_config c = { 0 };
+    assert_false(lm_config_attention(&c, "gated-delta"));
     assert_int_equal(unlink("written.json"), 0);
 }
 
@@ -292,10 +328,11 @@ static void gguf_refuses_by_name(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(defaults_are_the_classes), cmocka_unit_test(rotations_have_old_names_and_new),
-        cmocka_unit_test(tokens_that_end_a_text),   cmocka_unit_test(what_is_not_known_is_refused),
-        cmocka_unit_test(what_is_written_is_read),  cmocka_unit_test(every_share_is_written),
-        cmocka_unit_test(gguf_is_the_same_model),   cmocka_unit_test(gguf_refuses_by_name),
+        cmocka_unit_test(defaults_are_the_classes),     cmocka_unit_test(rotations_have_old_names_and_new),
+        cmocka_unit_test(tokens_that_end_a_text),       cmocka_unit_test(what_is_not_known_is_refused),
+        cmocka_unit_test(what_is_written_is_read),      cmocka_unit_test(every_share_is_written),
+        cmocka_unit_test(trained_attention_is_written), cmocka_unit_test(gguf_is_the_same_model),
+        cmocka_unit_test(gguf_refuses_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

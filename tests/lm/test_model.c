@@ -195,6 +195,141 @@ static void test_one_layer(void **state)
         free(got[n]);
 }
 
+/* ---- heads of their own */
+
+enum { MOST_HEADS = 16 };
+
+/* What layer `layer` makes of its heads, [TOKENS][heads_q head_dim]; layers before it run as it does. */
+static float *heads_of_layer(const scene *s, const lm_options *options, int64_t layer)
+{
+    const lm_config *c = lm_files_config(s->files);
+    const int64_t width = c->heads_q * c->head_dim;
+    float *out = calloc((size_t)(TOKENS * width), sizeof *out),
+          *stream = calloc((size_t)(TOKENS * c->width), sizeof *stream);
+    const matrix x = matrix_dense(stream, LOAM_F32, 1, TOKENS, c->width);
+    lm_text *text;
+    io_error error;
+    assert_true(out && stream);
+    assert_int_equal(lm_text_open(&text, s->model, TOKENS, TOKENS, &error), 0);
+    if (lm_text_attention(text, options, &error)) fail_msg("%s", error.text);
+    assert_int_equal(lm_text_enter(text, s->tokens, TOKENS, x, &error), 0);
+    assert_int_equal(lm_text_layers(text, 0, layer + 1, x, &error), 0);
+    s->on.op->copy(&s->on, matrix_dense(out, LOAM_F32, 1, TOKENS, width),
+                   lm_text_heads(text, layer, TOKENS).o);
+    lm_text_close(text);
+    free(stream);
+    return out;
+}
+
+static bool same_head(const lm_config *c, const float *a, const float *b, int64_t head)
+{
+    bool same = true;
+    for (int64_t i = 0; i < TOKENS; i++)
+        same &= memcmp(a + (i * c->heads_q + head) * c->head_dim, b + (i * c->heads_q + head) * c->head_dim,
+                       (size_t)c->head_dim * sizeof *a) == 0;
+    return same;
+}
+
+/* A ridge and an inverse temperature for each head: where all have the same, the bits of the model that has
+ * them as a whole; where each has its own, those of the model that has each as a whole. */
+static void test_heads(void **state)
+{
+    static const lm_head kinds[] = { { 0.5, 1 }, { 2, 1 }, { INFINITY, 1 }, { 2, 1.5 }, { INFINITY, 2 } };
+    enum { KINDS = sizeof kinds / sizeof *kinds };
+    (void)state;
+    for (int i = 0; i < MODELS; i++) {
+        lm_options options = lm_options_default();
+        lm_head heads[MOST_HEADS];
+        float *whole[KINDS];
+        scene s;
+        open_scene(&s, models[i], &options);
+        const lm_config *c = lm_files_config(s.files);
+        assert_true(c->layers * c->heads_q <= MOST_HEADS);
+        for (int n = 0; n < KINDS; n++) {
+            options = lm_options_default();
+            options.mechanism = isinf(kinds[n].ridge) ? LOAM_SOFTMAX : LOAM_LLA;
+            options.ridge = kinds[n].ridge, options.inverse_temperature = kinds[n].inverse_temperature;
+            whole[n] = heads_of_layer(&s, &options, 0);
+            float *last = heads_of_layer(&s, &options, c->layers - 1);
+            for (int64_t h = 0; h < c->layers * c->heads_q; h++)
+                heads[h] = kinds[n];
+            options.heads = heads;
+            float *each = heads_of_layer(&s, &options, c->layers - 1);
+            assert_memory_equal(each, last, (size_t)(TOKENS * c->heads_q * c->head_dim) * sizeof *each);
+            free(each);
+            free(last);
+        }
+        for (int turn = 0; turn < KINDS; turn++) {
+            for (int64_t h = 0; h < c->layers * c->heads_q; h++)
+                heads[h] = kinds[(h + turn) % KINDS];
+            float *mixed = heads_of_layer(&s, &options, 0);
+            for (int64_t h = 0; h < c->heads_q; h++)
+                for (int n = 0; n < KINDS; n++)
+                    assert_int_equal(same_head(c, mixed, whole[n], h), n == (h + turn) % KINDS);
+            free(mixed);
+        }
+        for (int n = 0; n < KINDS; n++)
+            free(whole[n]);
+        close_scene(&s);
+    }
+}
+
+/* One head of one layer changes itself alone there, and all that follows. */
+static void test_one_head(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MODELS; i++) {
+        lm_options options = lm_options_default(), changed = options;
+        lm_head heads[MOST_HEADS];
+        scene s;
+        open_scene(&s, models[i], &options);
+        const lm_config *c = lm_files_config(s.files);
+        const int64_t layer = c->layers - 1;
+        changed.mechanism = LOAM_LLA, changed.ridge = 0.5;
+        float *softmax = heads_of_layer(&s, &options, layer);
+        for (int64_t head = 0; head < c->heads_q; head++) {
+            changed.only = layer, changed.only_head = head;
+            float *one = heads_of_layer(&s, &changed, layer);
+            for (int64_t h = 0; h < c->heads_q; h++)
+                assert_int_equal(same_head(c, one, softmax, h), h != head);
+            for (int64_t h = 0; h < c->layers * c->heads_q; h++)
+                heads[h] = (lm_head){ h == layer * c->heads_q + head ? 0.5 : (double)INFINITY, 1 };
+            changed.heads = heads;
+            float *listed = heads_of_layer(&s, &changed, layer);
+            assert_memory_equal(listed, one, (size_t)(TOKENS * c->heads_q * c->head_dim) * sizeof *one);
+            changed.heads = NULL, changed.only = 0;
+            float *before = heads_of_layer(&s, &changed, layer);
+            for (int64_t h = 0; h < c->heads_q; h++)
+                assert_false(same_head(c, before, softmax, h));
+            free(before);
+            free(listed);
+            free(one);
+        }
+        free(softmax);
+        close_scene(&s);
+    }
+}
+
+/* Heads of their own in a model that reads token by token; a model is as its text's attention says. */
+static void test_heads_in_steps(void **state)
+{
+    lm_head heads[MOST_HEADS];
+    (void)state;
+    for (int64_t h = 0; h < MOST_HEADS; h++)
+        heads[h] = (lm_head){ h % 3 ? 0.5 * (double)h : (double)INFINITY, h % 4 == 1 ? 1.5 : 1 };
+    for (int i = 0; i < MODELS - 1; i++) {
+        lm_options options = lm_options_default();
+        scene s;
+        options.heads = heads;
+        open_scene(&s, models[i], &options);
+        float *whole = run(&s, TOKENS), *steps = run(&s, 1);
+        assert_true(distance(steps, whole, TOKENS * s.width) < 1e-4);
+        free(steps);
+        free(whole);
+        close_scene(&s);
+    }
+}
+
 /* 16-bit weights in memory are what the file has, or rounded from it. */
 static void test_weights(void **state)
 {
@@ -265,6 +400,35 @@ static void test_refusals(void **state)
     options.only = c->layers;
     assert_int_equal(lm_model_open(&model, &s.on, s.files, &options, &error), EXIT_USAGE);
     assert_null(model);
+    options.only = -1, options.only_head = c->heads_q;
+    assert_int_equal(lm_model_open(&model, &s.on, s.files, &options, &error), EXIT_USAGE);
+    assert_non_null(strstr(error.text, "the model's layers have"));
+    close_scene(&s);
+}
+
+static void test_refused_heads(void **state)
+{
+    static const lm_head bad[] = { { NAN, 1 }, { -1, 1 }, { 1, 0 }, { 1, INFINITY } };
+    lm_options options = lm_options_default();
+    lm_head heads[MOST_HEADS];
+    scene s;
+    io_error error;
+    lm_text *text;
+    (void)state;
+    open_scene(&s, "llama", &options);
+    assert_int_equal(lm_text_open(&text, s.model, 4, 3, &error), 0);
+    for (int n = 0; n < 4; n++) {
+        for (int h = 0; h < MOST_HEADS; h++)
+            heads[h] = h == 1 ? bad[n] : (lm_head){ INFINITY, 1 };
+        options.heads = heads;
+        assert_int_equal(lm_text_attention(text, &options, &error), EXIT_USAGE);
+        assert_non_null(strstr(error.text, "layer 0, head 1"));
+    }
+    options = lm_options_default();
+    options.mechanism = LOAM_PARALLAX;
+    assert_int_equal(lm_text_attention(text, &options, &error), EXIT_USAGE);
+    assert_non_null(strstr(error.text, "parallax"));
+    lm_text_close(text);
     close_scene(&s);
 }
 
@@ -320,9 +484,13 @@ static void test_scores(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_expected),  cmocka_unit_test(test_pieces),  cmocka_unit_test(test_attention),
-        cmocka_unit_test(test_one_layer), cmocka_unit_test(test_weights), cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_refusals),  cmocka_unit_test(test_windows), cmocka_unit_test(test_scores),
+        cmocka_unit_test(test_expected),       cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_attention),      cmocka_unit_test(test_one_layer),
+        cmocka_unit_test(test_heads),          cmocka_unit_test(test_one_head),
+        cmocka_unit_test(test_heads_in_steps), cmocka_unit_test(test_refused_heads),
+        cmocka_unit_test(test_weights),        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_refusals),       cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_scores),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

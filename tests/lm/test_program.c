@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #define MODELS LM_TEST_DATA "/"
+#define CHOICES LM_TEST_CHOICES "/"
 #define TOKENIZER " --tokenizer " LM_TEST_DATA "/tokenizer.json"
 
 static const char *const writers[] = {
@@ -93,6 +94,57 @@ static void test_eval(void **state)
     assert_true(csv_value("m.csv", 1, 1) <= 9 && csv_value("m.csv", 1, 1) >= 8);
 }
 
+/* Column `column` of the first text of a run with these options. */
+static double evaluated(const char *options, int column)
+{
+    const outcome told = run_loam("lm eval " MODELS "llama" TOKENIZER
+                                  " --text t.txt --context 8 --weights f32 --out o.csv %s",
+                                  options);
+    expect_status(&told, 0);
+    return csv_value("o.csv", 1, column);
+}
+
+/* The change is the difference of two runs, its error that of the mean of two windows. */
+static void test_against(void **state)
+{
+    enum { TOKENS = 1, NLL = 3, CHANGE = 6, CHANGE_ERROR = 7 };
+    (void)state;
+    make_text();
+    const double first = evaluated("--most 8 --mechanism lla --ridge 0.5", NLL) - evaluated("--most 8", NLL);
+    const double both = evaluated("--most 16 --mechanism lla --ridge 0.5", NLL) - evaluated("--most 16", NLL);
+    assert_int_equal((int)evaluated("--most 8", TOKENS), 8);
+    assert_int_equal((int)evaluated("--most 16", TOKENS), 16);
+    const char *const paired = "--most 16 --mechanism lla --ridge 0.5 --against softmax";
+    assert_true(fabs(both) > 1e-4 && fabs(evaluated(paired, CHANGE) - both) < 1e-6);
+    /* Windows' means are first and 2 both - first, apart from `both` by as much each. */
+    assert_true(fabs(evaluated(paired, CHANGE_ERROR) / fabs(first - both) - 1) < 1e-2);
+    assert_true(fabs(evaluated(paired, NLL) - evaluated("--most 16 --mechanism lla --ridge 0.5", NLL)) <
+                1e-12);
+    assert_true(fabs(evaluated("--sharpen 2 --against softmax --against-sharpen 2", CHANGE)) < 1e-12);
+    const double sharper = evaluated("--sharpen 2", NLL) - evaluated("", NLL);
+    assert_true(fabs(evaluated("--against softmax --against-sharpen 2", CHANGE) + sharper) < 1e-6);
+}
+
+/* One layer, one head of it, one head of each layer: all differ. */
+static void test_one_head(void **state)
+{
+    static const char *const where[] = { "", " --layer 1", " --head 1", " --layer 1 --head 1",
+                                         " --layer 1 --head 2" };
+    double nll[5];
+    (void)state;
+    make_text();
+    for (int n = 0; n < 5; n++) {
+        const outcome told = run_loam("lm eval " MODELS "llama" TOKENIZER
+                                      " --text t.txt --mechanism lla --ridge 0.5 --out h.csv%s",
+                                      where[n]);
+        expect_status(&told, 0);
+        assert_int_equal(strstr(told.out, ", head 1 alone") != NULL, n == 2 || n == 3);
+        nll[n] = csv_value("h.csv", 1, 3);
+        for (int other = 0; other < n; other++)
+            assert_true(fabs(nll[n] - nll[other]) > 1e-6);
+    }
+}
+
 static void test_generate(void **state)
 {
     (void)state;
@@ -133,6 +185,146 @@ static void test_choices(void **state)
     assert_non_null(strstr(told.out, line));
 }
 
+/* What is written after turns, by a template or by hand. */
+static void test_chat(void **state)
+{
+    static const char says[] = "lm generate chatty --tokens 3 %s";
+    (void)state;
+    outcome made = run_shell(
+        "cp -r " MODELS "llama chatty && chmod -R u+w chatty && sed 's/\\[CLS\\]/<|im_start|>/;"
+        "s/\\[SEP\\]/<|im_end|>/' " LM_TEST_DATA "/tokenizer.json >chatty/tokenizer.json");
+    expect_status(&made, 0);
+    FILE *const file = fopen("chatty/chat_template.jinja", "w");
+    assert_non_null(file);
+    fputs(
+        "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>"
+        "system\nok<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + "
+        "message['content'] + "
+        "'<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+        "{% endif %}",
+        file);
+    fclose(file);
+    const outcome own = run_loam(says, "--chat --prompt ab"),
+                  other = run_loam(says, "--chat --prompt ab --system xyz");
+    const outcome by_hand = run_loam(says,
+                                     "--prompt '<|im_start|>system ok<|im_end|><|im_start|>user ab<|im_end|>"
+                                     "<|im_start|>assistant'");
+    const outcome other_by_hand = run_loam(says,
+                                           "--prompt '<|im_start|>system xyz<|im_end|><|im_start|>user ab"
+                                           "<|im_end|><|im_start|>assistant'");
+    expect_status(&own, 0);
+    assert_non_null(strstr(own.err, "28 tokens read"));
+    assert_non_null(strstr(other.err, "29 tokens read"));
+    assert_string_equal(own.out, by_hand.out);
+    assert_string_equal(other.out, other_by_hand.out);
+    const outcome converted = run_loam("convert chatty copy");
+    expect_status(&converted, 0);
+    assert_true(shell_holds("cmp -s chatty/chat_template.jinja copy/chat_template.jinja"));
+    made = run_shell("echo '{{ messages }}' >chatty/chat_template.jinja");
+    const outcome unknown = run_loam(says, "--chat --prompt ab");
+    expect_complaint(&unknown, EXIT_INPUT, "the chat template '{{ messages }}");
+    made = run_shell("rm -r chatty copy");
+}
+
+/* Of choices: McNemar's exact test by Pascal's triangle. */
+static double mcnemar(int gained, int lost)
+{
+    double ways = 1, sum = 0;
+    const int n = gained + lost, fewer = gained < lost ? gained : lost;
+    for (int k = 0; k <= fewer; k++) {
+        sum += ways;
+        ways = ways * (n - k) / (k + 1);
+    }
+    return fmin(1, 2 * sum / pow(2, n));
+}
+
+static void test_choices_against(void **state)
+{
+    enum { QUESTIONS = 40 };
+    int right = 0, gained = 0, lost = 0;
+    char line[160];
+    (void)state;
+    FILE *const file = fopen("q.jsonl", "w");
+    assert_non_null(file);
+    for (int n = 0; n < QUESTIONS; n++)
+        fprintf(file, "{\"goal\":\"%c %c\",\"sol1\":\"%c\",\"sol2\":\"%c\",\"label\":%d}\n", 'a' + n % 26,
+                'a' + n * 7 % 26, 'a' + n * 5 % 26, 'a' + (n * 3 + 1) % 26, n % 2);
+    fclose(file);
+    const outcome told = run_loam("lm eval " MODELS "llama" TOKENIZER
+                                  " --choices q.jsonl --form piqa --out c.csv "
+                                  "--mechanism lla --ridge 0.05 --against softmax");
+    expect_status(&told, 0);
+    for (int n = 1; n <= QUESTIONS; n++) {
+        const bool second = csv_value("c.csv", n, 1) > 0;
+        const bool now = (csv_value("c.csv", n, 3) > csv_value("c.csv", n, 2)) == second;
+        const bool before = (csv_value("c.csv", n, 5) > csv_value("c.csv", n, 4)) == second;
+        right += now, gained += now && !before, lost += before && !now;
+    }
+    assert_true(gained + lost >= 3);
+    const double n = QUESTIONS, p = right / n, change = (gained - lost) / n;
+    snprintf(line, sizeof line,
+             "accuracy                 %.4f +- %.4f   change %+.4f +- %.4f: %d gained, %d lost, p = %.2g\n",
+             p, sqrt(p * (1 - p) / n), change, sqrt(((gained + lost) / n - change * change) / n), gained,
+             lost, mcnemar(gained, lost));
+    if (!strstr(told.out, line)) fail_msg("expected '%s' in '%s'", line, told.out);
+}
+
+/* The row of expected.csv that begins so, after what it begins with. */
+static const char *expected_row(const char *all, const char *model, const char *form, int row, int *answer)
+{
+    char begin[64];
+    const int length = snprintf(begin, sizeof begin, "\n%s,%s,%d,", model, form, row);
+    const char *at = strstr(all, begin);
+    if (at) *answer = (int)strtol(at + length, NULL, 10);
+    return at ? strchr(at + length, ',') : NULL;
+}
+
+/* Answers and sums of all choices are those of lm-eval (make_choices.py). */
+static int compare_choices(const char *all, const char *model, const char *form, const char *file)
+{
+    const char *at;
+    int rows = 0, answer;
+    const outcome told = run_loam("lm eval " MODELS "%s --tokenizer " CHOICES "tokenizer.json --weights f32 "
+                                  "--choices " CHOICES "%s --form %s --out c.csv%s",
+                                  model, file, form,
+                                  strcmp(file, "mmlu.jsonl") == 0 ? " --subject 'abstract algebra'" : "");
+    expect_status(&told, 0);
+    for (; (at = expected_row(all, model, form, rows + 1, &answer)); rows++) {
+        assert_int_equal((int)csv_value("c.csv", rows + 1, 1), answer);
+        for (int i = 2; *at == ','; i++) {
+            char *end;
+            const double want = strtod(at + 1, &end), got = csv_value("c.csv", rows + 1, i);
+            if (!(fabs(got - want) < 1e-4))
+                fail_msg("%s, %s, question %d, choice %d: %.6f, expected %.6f", model, file, rows + 1, i - 1,
+                         got, want);
+            at = end;
+        }
+    }
+    return rows;
+}
+
+static void test_choices_golden(void **state)
+{
+    static const char *const models[] = { "gpt2", "llama" };
+    static const char *const files[][2] = {
+        { "piqa", "piqa.jsonl" },     { "arc", "arc.jsonl" },
+        { "logiqa", "logiqa.jsonl" }, { "winogrande", "winogrande.jsonl" },
+        { "wsc273", "wsc273.jsonl" }, { "wsc", "wsc.jsonl" },
+        { "mmlu", "mmlu.jsonl" },     { "mmlu", "abstract_algebra_test.csv" }
+    };
+    char all[8192];
+    FILE *const file = fopen(CHOICES "expected.csv", "r");
+    (void)state;
+    assert_non_null(file);
+    const size_t bytes = fread(all, 1, sizeof all - 1, file);
+    fclose(file);
+    assert_true(bytes < sizeof all - 1);
+    all[bytes] = 0;
+    for (int m = 0; m < 2; m++)
+        for (size_t n = 0; n < sizeof files / sizeof *files; n++)
+            assert_true(compare_choices(all, models[m], files[n][0], files[n][1]) >= 2);
+}
+
 static void test_embed(void **state)
 {
     (void)state;
@@ -153,6 +345,36 @@ static void test_embed(void **state)
     array_free(&vectors);
 }
 
+/* A long sentence is that which is cut before it is read, with [SEP] behind it. */
+static void expect_cut(const char *cut, const char *notice)
+{
+    const outcome told = run_loam("lm embed cutter --text %s", cut);
+    expect_status(&told, 0);
+    assert_non_null(strstr(told.out, "2 1.000000\n3 "));
+    assert_null(strstr(told.out, "3 1.000000"));
+    assert_non_null(strstr(told.err, notice));
+}
+
+static void test_embed_cut(void **state)
+{
+    (void)state;
+    outcome made = run_shell(
+        "cp -r " MODELS "bert cutter && chmod -R u+w cutter && "
+        "sed 's/\"post_processor\": null/\"post_processor\":{\"type\":\"BertProcessing\","
+        "\"sep\":[\"[SEP]\",2],\"cls\":[\"[CLS]\",1]}/' " LM_TEST_DATA
+        "/tokenizer.json >cutter/tokenizer.json && "
+        "printf 'abcdefghijklmnopqrstuvwxyzabcd\\nabcdefghijklmnopqrstuvwxyzabcdxyz\\nabc\\n' >cut32.txt && "
+        "printf 'abcdefgh\\nabcdefgh, the end\\nabc\\n' >cut10.txt");
+    expect_status(&made, 0);
+    expect_cut("cut32.txt", "cut after 32 tokens: 1 of the sentences");
+    made = run_shell("echo '{\"max_seq_length\": 10}' >cutter/sentence_bert_config.json");
+    expect_cut("cut10.txt", "cut after 10 tokens: 1 of the sentences");
+    made = run_shell("echo '{\"max_seq_length\": -1}' >cutter/sentence_bert_config.json");
+    const outcome wrong = run_loam("lm embed cutter --text cut10.txt");
+    expect_complaint(&wrong, EXIT_INPUT, "'max_seq_length': expected a number of tokens");
+    made = run_shell("rm -r cutter");
+}
+
 static void test_refusals(void **state)
 {
     static const struct {
@@ -171,13 +393,24 @@ static void test_refusals(void **state)
         { "eval " MODELS "llama" TOKENIZER " --text t.txt --mechanism lal", EXIT_USAGE,
           " --mechanism lal: expected softmax" },
         { "eval " MODELS "llama" TOKENIZER " --text t.txt --mechanism lla --layer 2", EXIT_USAGE, "layer 2" },
+        { "eval " MODELS "llama" TOKENIZER " --text t.txt --mechanism lla --head 4", EXIT_USAGE, "head 4" },
         { "eval " MODELS "bert" TOKENIZER " --text t.txt", EXIT_INPUT, "bert" },
         { "eval " MODELS "llama" TOKENIZER " --choices t.txt", EXIT_USAGE, "--form" },
         { "eval " MODELS "llama" TOKENIZER " --choices t.txt --form arc", EXIT_INPUT, "t.txt, line 1" },
+        { "eval " MODELS "llama" TOKENIZER " --choices t.txt --form arc --subject x", EXIT_USAGE,
+          "--subject is for --form mmlu" },
+        { "eval " MODELS "llama" TOKENIZER " --text t.txt --against soft", EXIT_USAGE,
+          "--against soft: expected softmax" },
+        { "eval " MODELS "llama" TOKENIZER " --text t.txt --against-sharpen 2", EXIT_USAGE,
+          "--against-sharpen is for --against" },
+        { "eval " MODELS "llama" TOKENIZER " --text t.txt --subject x", EXIT_USAGE,
+          "--subject is for --choices" },
         { "generate " MODELS "bert" TOKENIZER " --prompt a", EXIT_INPUT, "bert" },
         { "generate " MODELS "llama" TOKENIZER, EXIT_USAGE, "--prompt" },
         { "generate " MODELS "llama" TOKENIZER " --prompt a --tokens 99", EXIT_INPUT, "at most 32" },
-        { "generate " MODELS "llama" TOKENIZER " --prompt a --chat", EXIT_INPUT, "<|im_start|>" },
+        { "generate " MODELS "llama" TOKENIZER " --prompt a --chat", EXIT_INPUT, "no chat template" },
+        { "generate " MODELS "llama" TOKENIZER " --prompt a --system b", EXIT_USAGE,
+          "--system is for --chat" },
         { "embed " MODELS "bert" TOKENIZER, EXIT_USAGE, "--text" },
         { "eval " MODELS "llama" TOKENIZER " --text t.txt --backend gpu", EXIT_USAGE, "--backend gpu" },
         { "eval " MODELS "llama" TOKENIZER " --text t.txt --dtype bf16", EXIT_USAGE, "--dtype bf16" },
@@ -209,8 +442,18 @@ static void test_no_device(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_info),      cmocka_unit_test(test_eval),  cmocka_unit_test(test_generate),
-        cmocka_unit_test(test_choices),   cmocka_unit_test(test_embed), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_info),
+        cmocka_unit_test(test_eval),
+        cmocka_unit_test(test_one_head),
+        cmocka_unit_test(test_generate),
+        cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_chat),
+        cmocka_unit_test(test_choices_golden),
+        cmocka_unit_test(test_against),
+        cmocka_unit_test(test_choices_against),
+        cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_embed_cut),
+        cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_no_device),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);

@@ -46,6 +46,24 @@ course course_regression(const char *name, int64_t models)
     return c;
 }
 
+course course_text(const char *name, int64_t models)
+{
+    enum { LENGTH = 16, WINDOWS = 5 };
+    static const uint16_t prose[] =
+        u"A line of the best fit through the points that are near says what a mean cannot "
+        u"say: which way they go. Where keys lie to one side of a query the mean of their "
+        u"values is off to that side, and the line is not. It costs a solve for each.";
+    static const int64_t count = sizeof prose / sizeof *prose - 1, test = LENGTH * WINDOWS + 3;
+    course c = course_of(name, models);
+    for (int64_t m = 0; m < models; m++)
+        c.each[m].from = (train_source){
+            .task = TRAIN_TEXT,
+            .text = { LENGTH, 128, { prose, prose + count - test }, { count - test, test }, 1 },
+            .part = { { 0, { 48, WINDOWS } } },
+        };
+    return c;
+}
+
 course course_stopping(void)
 {
     course c = course_recall("softmax", 2);

@@ -19,6 +19,8 @@ typedef struct course {
 course course_recall(const char *name, int64_t models);
 /* Regression of 8 pairs, 5 test examples; models of other segments and seeds. */
 course course_regression(const char *name, int64_t models);
+/* Windows of 16 letters of a text, 5 in the test; models of other seeds and rates. */
+course course_text(const char *name, int64_t models);
 /* Recall that model 0 learns, so that it stops by itself at a test before the last of 120 steps, and that
  * model 1 does not. */
 course course_stopping(void);

@@ -121,6 +121,18 @@ static void test_regression(void **state)
     }
 }
 
+static void test_text(void **state)
+{
+    static const uint16_t text[] = u"Tokens that no function of numbers alone makes are sent.";
+    static const int64_t count = sizeof text / sizeof *text;
+    const train_source from = { .task = TRAIN_TEXT,
+                                .text = { 5, 128, { text, text }, { count, count }, 0 },
+                                .part = { { 0, { 60, 10 } } } };
+    (void)state;
+    check_source("text", &from, TRAIN_SPLIT_TRAIN);
+    check_source("text, test", &from, TRAIN_SPLIT_TEST);
+}
+
 int main(void)
 {
     if (!device_count()) {
@@ -131,6 +143,7 @@ int main(void)
         cmocka_unit_test(test_recall),
         cmocka_unit_test(test_swaps),
         cmocka_unit_test(test_regression),
+        cmocka_unit_test(test_text),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -219,9 +219,18 @@ static void all_gradients(loam_dtype dtype)
 {
     const model_shape words = words_shape(2, 6, 24, 64), pairs = pairs_shape(2, 3),
                       long_words = words_shape(1, 32, 64, 512);
-    mixer_options other = usual;
+    mixer_options other = usual, neox = usual, llama = usual;
     other.layer_norm = true, other.positions = POSITIONS_ROPE;
+    neox.mlp = neox.parallel = neox.untied = neox.layer_norm = true;
+    neox.positions = POSITIONS_ROPE, neox.rope_dim = 16;
+    llama.mlp = llama.mlp_gate = true;
+    llama.positions = POSITIONS_ROPE, llama.mlp_inner = 320;
     misses = 0;
+    for (int i = 0; i < 5; i++) {
+        static const char *const names[] = { "softmax", "lla", "parallax", "fox", "gated-delta" };
+        gradients(dtype == LOAM_BF16 ? "neox bf16" : "neox f32", dtype, names[i], &words, &neox);
+        gradients(dtype == LOAM_BF16 ? "llama bf16" : "llama f32", dtype, names[i], &words, &llama);
+    }
     for (const mixer *row = mixers; row->name; row++) {
         gradients(dtype == LOAM_BF16 ? "words bf16" : "words f32", dtype, row->name, &words, &usual);
         gradients(dtype == LOAM_BF16 ? "pairs bf16" : "pairs f32", dtype, row->name, &pairs, &usual);

@@ -182,10 +182,10 @@ CASE(clip)
 }
 CASE(rate)
 {
-    on->op->rate(on, X(0), X(2), in->step, 10, 40);
-    on->op->rate(on, X(1), X(2), in->step, 4, 40);
+    on->op->rate(on, X(0), X(2), in->step, 10, 40, 0);
+    on->op->rate(on, X(1), X(2), in->step, 4, 40, 0);
     on->op->advance(on, in->step);
-    on->op->rate(on, X(3), X(2), in->step, 4, 40);
+    on->op->rate(on, X(3), X(2), in->step, 4, 40, 0.25);
 }
 CASE(adamw)
 {
@@ -193,8 +193,8 @@ CASE(adamw)
     const parameter a = { .x = X(0), .m = X(1), .v = X(2), .g = X(3), .decay = true };
     const parameter b = { .x = X(6), .m = X(7), .v = X(2), .g = X(8), .decay = false };
     const parameter *const list[] = { &a, &b };
-    on->op->adamw(on, list, 1, X(4), X(5), in->step, 0.1);
-    on->op->adamw(on, list + 1, 1, X(4), X(5), in->step, 0.1);
+    on->op->adamw(on, list, 1, X(4), X(5), in->step, 0.999, 0.1);
+    on->op->adamw(on, list + 1, 1, X(4), X(5), in->step, 0.95, 0.1);
 }
 CASE(momentum) { on->op->momentum(on, X(0), X(1), X(2), X(3)); }
 CASE(normalise)

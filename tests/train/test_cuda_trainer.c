@@ -77,6 +77,11 @@ static void check_type(loam_dtype operand)
         c.options.muon = true;
         check_pieces(names[i], &c);
     }
+    course text = course_text("lla", 2);
+    text.on = on, text.options.shape.width = 128;
+    check_pieces("text", &text);
+    text.options.batches = 3;
+    check_pieces("text in batches", &text);
     machine_close(&on);
 }
 

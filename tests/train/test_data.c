@@ -228,6 +228,60 @@ static void test_regression_batch(void **state)
     batch_close(&b);
 }
 
+/* Windows that follow each other in the test, and begin anywhere in the training: also at the first place and
+ * the last, and elsewhere with another seed. */
+static void test_text(void **state)
+{
+    enum { WINDOW = 5, TRAIN = 12, TEST = 13 };
+    static const uint16_t train[TRAIN] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 },
+                          test[TEST] = { 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32 };
+    const text_shape shape = { WINDOW, 40, { train, test }, { TRAIN, TEST }, 0 };
+    int32_t tokens[WINDOW], target[WINDOW];
+    int places[TRAIN] = { 0 }, moved = 0;
+    (void)state;
+    assert_int_equal(text_windows(&shape), 2);
+    for (int n = 0; n < 2; n++) {
+        text_example(&shape, 3, TRAIN_SPLIT_TEST, n, tokens, target);
+        for (int i = 0; i < WINDOW; i++)
+            assert_true(tokens[i] == 20 + n * WINDOW + i && target[i] == tokens[i] + 1);
+    }
+    for (int n = 0; n < 200; n++) {
+        text_example(&shape, 3, TRAIN_SPLIT_TRAIN, n, tokens, target);
+        const int32_t first = tokens[0];
+        for (int i = 0; i < WINDOW; i++)
+            assert_true(tokens[i] == first + i && target[i] == tokens[i] + 1 && target[i] < TRAIN);
+        places[first]++;
+        text_example(&shape, 4, TRAIN_SPLIT_TRAIN, n, tokens, target);
+        moved += tokens[0] != first;
+    }
+    for (int i = 0; i < TRAIN - WINDOW; i++)
+        assert_true(places[i] > 10);
+    assert_true(moved > 100);
+}
+
+static void test_text_batch(void **state)
+{
+    enum { WINDOW = 5 };
+    static const uint16_t train[] = { 3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5 };
+    const machine on = machine_cpu(LOAM_F32, 2);
+    const train_source from = { .task = TRAIN_TEXT,
+                                .text = { WINDOW, 10, { train, train }, { COUNT(train), COUNT(train) }, 0 },
+                                .part = { { 0, { 9, 2 } } } };
+    static const int32_t examples[2] = { 1, 0 };
+    train_batch b;
+    (void)state;
+    assert_true(batch_open(&b, &on, &from, 1, 2));
+    batch_fill(&b, 0, &from, 1, TRAIN_SPLIT_TEST, examples);
+    assert_int_equal(b.here.counts[0], 2 * WINDOW);
+    for (int i = 0; i < 2 * WINDOW; i++) {
+        const int place = i < WINDOW ? WINDOW + i : i - WINDOW;
+        assert_int_equal(b.there.tokens[i], train[place]);
+        assert_int_equal(b.there.targets[i], train[place + 1]);
+        assert_int_equal(b.there.at[i], i);
+    }
+    batch_close(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -239,6 +293,8 @@ int main(void)
         cmocka_unit_test(test_order),
         cmocka_unit_test(test_recall_batch),
         cmocka_unit_test(test_regression_batch),
+        cmocka_unit_test(test_text),
+        cmocka_unit_test(test_text_batch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

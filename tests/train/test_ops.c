@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Each operation around attention: its gradient against central differences in float64, float32 against
  * float64, and the same bits for any number of threads. Two models, whose numbers differ. */
+#include "tests/support/element.h"
 #include "tests/train/fixture.h"
 
 #include <math.h>
@@ -702,15 +703,59 @@ static void test_word_loss(void **state)
     free(x.data), free(dx.data), free(table.data), free(dtable.data), free(logits.data), free(each.data);
 }
 
+/* Each 16-bit number as a weight, infinities, NaN and subnormal ones too: rows of 40 times the same number
+ * have exact sums. */
+static void check_narrow_weights(const machine *on, loam_dtype narrow, int64_t rows)
+{
+    enum { WORDS = 1 << 16, WIDTH = 40 };
+    const matrix x = fixture_matrix(on, 1, rows, WIDTH), y = fixture_matrix(on, 1, rows, WORDS);
+    uint16_t *const bits = malloc((size_t)WORDS * WIDTH * sizeof *bits);
+    assert_non_null(bits);
+    for (int64_t i = 0; i < (int64_t)WORDS * WIDTH; i++)
+        bits[i] = (uint16_t)(i / WIDTH);
+    for (int64_t i = 0; i < rows * WIDTH; i++)
+        fixture_set(x, i, (double)(i / WIDTH + 1) / 64);
+    const matrix w = { .data = bits,
+                       .dtype = narrow,
+                       .models = 1,
+                       .rows = WORDS,
+                       .width = WIDTH,
+                       .row = WIDTH,
+                       .model = (int64_t)WORDS * WIDTH };
+    on->op->product(on, y, x, w, PRODUCT_B_TRANSPOSED);
+    for (int64_t i = 0; i < rows * WORDS; i++) {
+        const double weight = element_get(bits, narrow, i % WORDS * WIDTH), got = fixture_get(y, i);
+        const double sum = WIDTH * weight * (double)(i / WORDS + 1) / 64;
+        const double want = on->dtype == LOAM_F32 ? (double)(float)sum : sum;
+        if (isnan(want) ? !isnan(got) : !(fabs(got - want) <= 1e-45) && got != want)
+            fail_msg("%s, weight %04x: %g, expected %g", loam_dtype_name(narrow), bits[i % WORDS * WIDTH],
+                     got, want);
+    }
+    free(x.data), free(y.data), free(bits);
+}
+
+static void test_narrow_weights(void **state)
+{
+    (void)state;
+    for (int64_t rows = 1; rows <= 6; rows += 5) {
+        for (int dtype = LOAM_F32; dtype <= LOAM_F64; dtype += LOAM_F64 - LOAM_F32) {
+            const machine on = machine_cpu((loam_dtype)dtype, 2);
+            check_narrow_weights(&on, LOAM_F16, rows);
+            check_narrow_weights(&on, LOAM_BF16, rows);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gradients),  cmocka_unit_test(test_float),
-        cmocka_unit_test(test_threads),    cmocka_unit_test(test_embed),
-        cmocka_unit_test(test_merge),      cmocka_unit_test(test_gather),
-        cmocka_unit_test(test_losses),     cmocka_unit_test(test_cross_entropy),
-        cmocka_unit_test(test_word_loss),  cmocka_unit_test(test_short_conv),
-        cmocka_unit_test(test_clear_rows), cmocka_unit_test(test_gelu),
+        cmocka_unit_test(test_gradients),     cmocka_unit_test(test_float),
+        cmocka_unit_test(test_threads),       cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_gather),        cmocka_unit_test(test_losses),
+        cmocka_unit_test(test_cross_entropy), cmocka_unit_test(test_word_loss),
+        cmocka_unit_test(test_short_conv),    cmocka_unit_test(test_clear_rows),
+        cmocka_unit_test(test_gelu),          cmocka_unit_test(test_narrow_weights),
+        cmocka_unit_test(test_merge),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

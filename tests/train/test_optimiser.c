@@ -44,8 +44,53 @@ static void test_rate(void **state)
     for (size_t i = 0; i < COUNT(golden_rate); i++) {
         double rate, peak = 0.001;
         on.op->rate(&on, matrix_dense(&rate, LOAM_F64, 1, 1, 1), matrix_dense(&peak, LOAM_F64, 1, 1, 1),
-                    &golden_rate[i].step, golden_rate[i].warm, golden_rate[i].steps);
+                    &golden_rate[i].step, golden_rate[i].warm, golden_rate[i].steps, 0);
         assert_true(fabs(rate - golden_rate[i].rate) < 1e-16);
+    }
+}
+
+/* A tenth of the highest rate is left in the end, half way between them in the middle of the cosine; the
+ * warm-up is as it was. */
+static void test_least_rate(void **state)
+{
+    (void)state;
+    static const struct {
+        int64_t step;
+        double rate;
+    } rows[] = { { 4, 0.5 }, { 10, 1 }, { 55, 0.55 }, { 100, 0.1 } };
+    const machine on = machine_cpu(LOAM_F64, 1);
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        double rate, peak = 1;
+        on.op->rate(&on, matrix_dense(&rate, LOAM_F64, 1, 1, 1), matrix_dense(&peak, LOAM_F64, 1, 1, 1),
+                    &rows[i].step, 10, 100, 0.1);
+        assert_true(fabs(rate - rows[i].rate) < 1e-15);
+    }
+}
+
+/* Gradients 1 and 0 after another: the second moment forgets with beta_v, and so the second step is
+ * (0.09 / 0.19) / sqrt(beta_v (1 - beta_v) / (1 - beta_v^2)) long. */
+static void test_beta(void **state)
+{
+    static const double betas[] = { 0.95, 0.5, 0 };
+    (void)state;
+    for (size_t i = 0; i < COUNT(betas); i++) {
+        const machine on = machine_cpu(LOAM_F64, 1);
+        const double beta = betas[i] > 0 ? betas[i] : 0.999, rate = 1;
+        const optimiser_options options = { .steps = 1 << 20, .clip = 1e9, .beta_v = betas[i] };
+        double x = 0, g = 1, m = 0, v = 0;
+        parameter p = { .x = matrix_dense(&x, LOAM_F64, 1, 1, 1),
+                        .g = matrix_dense(&g, LOAM_F64, 1, 1, 1),
+                        .m = matrix_dense(&m, LOAM_F64, 1, 1, 1),
+                        .v = matrix_dense(&v, LOAM_F64, 1, 1, 1) };
+        optimiser o;
+        assert_true(optimiser_open(&o, &on, &p, 1, &options, &rate, NULL));
+        optimiser_step(&o);
+        const double first = x;
+        g = 0;
+        optimiser_step(&o);
+        const double want = -0.09 / 0.19 / sqrt(beta * (1 - beta) / (1 - beta * beta));
+        assert_true(fabs(x - first - want) < 1e-6);
+        optimiser_close(&o);
     }
 }
 
@@ -242,6 +287,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rate),        cmocka_unit_test(test_adamw),
+        cmocka_unit_test(test_least_rate),  cmocka_unit_test(test_beta),
         cmocka_unit_test(test_muon),        cmocka_unit_test(test_singular_values),
         cmocka_unit_test(test_clip),        cmocka_unit_test(test_first_step),
         cmocka_unit_test(test_muon_of_two),

@@ -138,6 +138,26 @@ static int64_t added(const char *name, const mixer_options *how)
     return sum;
 }
 
+/* The blocks of GPT-2, GPT-NeoX in a row and in parallel, and Llama, with all attention that language models
+ * are trained with. */
+static void test_block_gradients(void **state)
+{
+    static const mixer_options blocks[] = {
+        { USUAL, .mlp = true, .layer_norm = true },
+        { USUAL, .mlp = true, .layer_norm = true, .positions = POSITIONS_ROPE, .rope_dim = 2,
+          .untied = true },
+        { USUAL, .mlp = true, .layer_norm = true, .positions = POSITIONS_ROPE, .rope_dim = 2,
+          .parallel = true, .untied = true },
+        { USUAL, .mlp = true, .mlp_gate = true, .mlp_inner = 40, .positions = POSITIONS_ROPE },
+    };
+    static const char *const names[] = { "softmax", "lla", "parallax", "fox", "gated-delta" };
+    (void)state;
+    const model_shape words = scene_words(1, 3);
+    for (size_t i = 0; i < COUNT(blocks); i++)
+        for (size_t n = 0; n < COUNT(names); n++)
+            differences_check(names[n], &blocks[i], &words, seeds);
+}
+
 static void test_counts(void **state)
 {
     (void)state;
@@ -148,6 +168,8 @@ static void test_counts(void **state)
     } rows[] = {
         { "softmax", { USUAL, .mlp = true }, 8 * 128 * 128 + 128 },
         { "softmax", { USUAL, .mlp = true, .layer_norm = true }, 8 * 128 * 128 + 128 + 2 * 128 },
+        { "softmax", { USUAL, .mlp = true, .mlp_gate = true, .mlp_inner = 320 }, 3 * 320 * 128 + 128 },
+        { "softmax", { USUAL, .mlp = true, .parallel = true }, 8 * 128 * 128 + 128 },
         { "softmax", { USUAL, .qk_norm = true }, 2 * 64 },
         { "parallax", { USUAL, .qk_norm = true }, 3 * 64 },
         { "parallax", { USUAL, .probe_gate = true }, 128 * 2 },
@@ -420,12 +442,19 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gradients),   cmocka_unit_test(test_float),
-        cmocka_unit_test(test_stack),       cmocka_unit_test(test_counts),
-        cmocka_unit_test(test_empty_mlp),   cmocka_unit_test(test_half_gate),
-        cmocka_unit_test(test_open_filter), cmocka_unit_test(test_norm_of_size),
-        cmocka_unit_test(test_blind),       cmocka_unit_test(test_first_query),
-        cmocka_unit_test(test_refused),     cmocka_unit_test(test_muon),
+        cmocka_unit_test(test_gradients),
+        cmocka_unit_test(test_float),
+        cmocka_unit_test(test_stack),
+        cmocka_unit_test(test_counts),
+        cmocka_unit_test(test_block_gradients),
+        cmocka_unit_test(test_empty_mlp),
+        cmocka_unit_test(test_half_gate),
+        cmocka_unit_test(test_open_filter),
+        cmocka_unit_test(test_norm_of_size),
+        cmocka_unit_test(test_blind),
+        cmocka_unit_test(test_first_query),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_muon),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -291,6 +291,33 @@ static void gradients_are_before_clipping(void **state)
     trainer_close(&adamw), trainer_close(&muon), trainer_close(&free);
 }
 
+/* One batch of 12, and 4 of 3 or 12 of 1, in float64: the order of sums alone differs. */
+static void several_batches_are_one(void **state)
+{
+    static const int64_t batches[] = { 1, 4, 12 };
+    trainer all[3];
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        course c = course_text("softmax", 2);
+        c.on = machine_cpu(LOAM_F64, 2);
+        c.options.batches = batches[i], c.options.shape.batch = 12 / batches[i];
+        course_open(&all[i], &c);
+        course_advance(&all[i], MOST_STEPS);
+    }
+    for (int i = 1; i < 3; i++)
+        for (int64_t m = 0; m < 2; m++)
+            for (int64_t test = 0; test < all[0].tested[m]; test++) {
+                const train_record *a = trainer_record(&all[0], m, test),
+                                   *b = trainer_record(&all[i], m, test);
+                assert_true(fabs(a->train_loss - b->train_loss) < 1e-9);
+                assert_true(fabs(a->test_loss - b->test_loss) < 1e-9);
+                assert_true(fabs(a->gradient - b->gradient) < 1e-9);
+            }
+    assert_true(all[1].tested[0] == 3 && trainer_record(&all[1], 0, 2)->test_loss < 4.7);
+    for (int i = 0; i < 3; i++)
+        trainer_close(&all[i]);
+}
+
 static void expect_refused(const course *c, loam_status status, const char *text)
 {
     loam_error error;
@@ -326,6 +353,12 @@ static void wrong_stacks_are_refused(void **state)
     expect_refused(&c, LOAM_EVALUE, "muon_rate of model 1 is nan");
     c = good, c.options.steps = 0;
     expect_refused(&c, LOAM_EVALUE, "steps 0");
+    c = good, c.options.batches = 2;
+    expect_refused(&c, LOAM_EVALUE, "batches is 2; expected");
+    c = good, c.options.batches = -1;
+    expect_refused(&c, LOAM_EVALUE, "batches is -1");
+    c = course_text("softmax", 1), c.options.batches = 13;
+    expect_refused(&c, LOAM_ESHAPE, "batch is 4; expected 1 to");
     c = good, c.options.stop = 1.5;
     expect_refused(&c, LOAM_EVALUE, "stop is 1.5; expected 0 to 1");
     c = course_recall("mamba-2", 1), c.options.mixing.positions = POSITIONS_ROPE;
@@ -360,7 +393,7 @@ int main(void)
         cmocka_unit_test(batches_follow_the_epochs),     cmocka_unit_test(test_examples_count_once),
         cmocka_unit_test(tests_have_no_noise),           cmocka_unit_test(who_is_good_enough_stops),
         cmocka_unit_test(gradients_are_before_clipping), cmocka_unit_test(wrong_stacks_are_refused),
-        cmocka_unit_test(defaults_are_the_papers),
+        cmocka_unit_test(defaults_are_the_papers),       cmocka_unit_test(several_batches_are_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

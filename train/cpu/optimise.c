@@ -2,7 +2,7 @@
  * The arithmetic of the optimisers, element by element; numbers of a model are [1][1]. */
 #include "train/cpu/real.h"
 
-static const double beta_m = 0.9, beta_v = 0.999, eps = 1e-8; /* of AdamW */
+static const double beta_m = 0.9, eps = 1e-8; /* of AdamW */
 static const double beta_muon = 0.95;
 
 static real number(matrix a, int64_t m) { return *row_of(a, m, 0); }
@@ -31,12 +31,14 @@ void REAL(clip)(const machine *on, matrix factor, matrix squares, double limit)
         *row_of(factor, m, 0) = fmin((real)1, (real)limit / (sqrt(number(squares, m)) + (real)1e-6));
 }
 
-void REAL(rate)(const machine *on, matrix rate, matrix peak, const int64_t *step, int64_t warm, int64_t steps)
+void REAL(rate)(const machine *on, matrix rate, matrix peak, const int64_t *step, int64_t warm, int64_t steps,
+                double least)
 {
     (void)on;
     const double pi = 3.14159265358979323846, t = (double)*step, end = (double)steps, begin = (double)warm;
-    const double part = t < begin ? (t + 1) / begin
-                                  : 0.5 * (1 + cos(pi * (t - begin) / fmax(1, end - begin)));
+    const double part = t < begin
+                            ? (t + 1) / begin
+                            : least + (1 - least) * 0.5 * (1 + cos(pi * (t - begin) / fmax(1, end - begin)));
     for (int64_t m = 0; m < rate.models; m++)
         *row_of(rate, m, 0) = (real)((double)number(peak, m) * part);
 }
@@ -48,7 +50,7 @@ void REAL(advance)(const machine *on, int64_t *step)
 }
 
 static void adamw_array(const machine *on, const parameter *a, matrix factor, matrix rate, double taken,
-                        double decay)
+                        double beta_v, double decay)
 {
     const real whole_m = (real)(1 - pow(beta_m, taken)), whole_v = (real)(1 - pow(beta_v, taken));
     PARALLEL_ROWS(n, a->x)
@@ -66,10 +68,10 @@ static void adamw_array(const machine *on, const parameter *a, matrix factor, ma
 }
 
 void REAL(adamw)(const machine *on, const parameter *const *list, int count, matrix factor, matrix rate,
-                 const int64_t *step, double decay)
+                 const int64_t *step, double beta_v, double decay)
 {
     for (int i = 0; i < count; i++)
-        adamw_array(on, list[i], factor, rate, (double)*step + 1, list[i]->decay ? decay : 0);
+        adamw_array(on, list[i], factor, rate, (double)*step + 1, beta_v, list[i]->decay ? decay : 0);
 }
 
 void REAL(momentum)(const machine *on, matrix u, matrix m, matrix g, matrix factor)

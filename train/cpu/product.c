@@ -5,6 +5,9 @@
 
 #include <cblas.h>
 #include <string.h>
+#if defined __x86_64__
+#include <immintrin.h>
+#endif
 
 #if LOAM_TRAIN_F64
 #define GEMM cblas_dgemm
@@ -53,10 +56,55 @@ WIDE static void widen_bf16(real *restrict to, const uint16_t *restrict from, in
         to[i] = from_bf16(from[i]);
 }
 
-WIDE static void widen_f16(real *restrict to, const uint16_t *restrict from, int64_t count)
+WIDE static void widen_f16_by_bits(real *restrict to, const uint16_t *restrict from, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
         to[i] = from_f16(from[i]);
+}
+
+/* Compilers do not find the instruction that widens f16. */
+#if defined __x86_64__ && !LOAM_TRAIN_F64
+#define WITH_F16 __attribute__((target("avx512f")))
+static bool widens_f16(void) { return __builtin_cpu_supports("avx512f"); }
+
+WITH_F16 static __m512 load_f16(const uint16_t *from)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
+}
+
+WITH_F16 static void widen_f16_by_instruction(float *restrict to, const uint16_t *restrict from,
+                                              int64_t count)
+{
+    int64_t i = 0;
+    for (; i + 16 <= count; i += 16)
+        _mm512_storeu_ps(to + i, load_f16(from + i));
+    for (; i < count; i++)
+        to[i] = from_f16(from[i]);
+}
+
+WITH_F16 static float dot_f16_by_instruction(const float *restrict x, const uint16_t *restrict w,
+                                             int64_t count)
+{
+    __m512 even = _mm512_setzero_ps(), odd = even;
+    int64_t i = 0;
+    for (; i + 32 <= count; i += 32) {
+        even = _mm512_fmadd_ps(_mm512_loadu_ps(x + i), load_f16(w + i), even);
+        odd = _mm512_fmadd_ps(_mm512_loadu_ps(x + i + 16), load_f16(w + i + 16), odd);
+    }
+    float sum = _mm512_reduce_add_ps(_mm512_add_ps(even, odd));
+    for (; i < count; i++)
+        sum += x[i] * from_f16(w[i]);
+    return sum;
+}
+#else
+static bool widens_f16(void) { return false; }
+#define widen_f16_by_instruction widen_f16_by_bits
+#define dot_f16_by_instruction dot_f16_by_bits
+#endif
+
+static void widen_f16(real *restrict to, const uint16_t *restrict from, int64_t count)
+{
+    (widens_f16() ? widen_f16_by_instruction : widen_f16_by_bits)(to, from, count);
 }
 
 void REAL(widen)(real *to, matrix a, int64_t m, int64_t row, int64_t rows)
@@ -83,14 +131,16 @@ void REAL(widen)(real *to, matrix a, int64_t m, int64_t row, int64_t rows)
     }
 DOT(dot_real, real, )
 DOT(dot_bf16, uint16_t, from_bf16)
-DOT(dot_f16, uint16_t, from_f16)
+DOT(dot_f16_by_bits, uint16_t, from_f16)
 
 /* x . row c of b. */
 static real dot_row(const real *x, matrix b, int64_t m, int64_t c)
 {
     const int64_t at = m * b.model + c * b.row;
     if (b.dtype == LOAM_BF16) return dot_bf16(x, (const uint16_t *)b.data + at, b.width);
-    if (b.dtype == LOAM_F16) return dot_f16(x, (const uint16_t *)b.data + at, b.width);
+    if (b.dtype == LOAM_F16)
+        return (widens_f16() ? dot_f16_by_instruction : dot_f16_by_bits)(x, (const uint16_t *)b.data + at,
+                                                                         b.width);
     return dot_real(x, (const real *)b.data + at, b.width);
 }
 

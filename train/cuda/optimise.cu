@@ -4,7 +4,7 @@
 #include "train/cuda/sum.cuh"
 
 static const float eps = 1e-8f; /* of AdamW */
-static const double beta_m = 0.9, beta_v = 0.999, beta_muon = 0.95;
+static const double beta_m = 0.9, beta_muon = 0.95;
 
 enum { SQUARES_THREADS = 256, SQUARES_EACH = 16 }; /* elements of a thread */
 
@@ -86,13 +86,14 @@ extern "C" void cuda_clip(const machine *on, matrix factor, matrix squares, doub
 }
 
 extern "C" void cuda_rate(const machine *on, matrix rate, matrix peak, const int64_t *step, int64_t warm,
-                          int64_t steps)
+                          int64_t steps, double least)
 {
     const double pi = 3.14159265358979323846, end = (double)steps, begin = (double)warm;
     each(on, "rate", rate, { view_of(rate) }, { view_of(peak) }, [=] __device__(float *y, const float *x) {
         const double t = (double)*step;
         const double part = t < begin ? (t + 1) / begin
-                                      : 0.5 * (1 + cos(pi * (t - begin) / fmax(1.0, end - begin)));
+                                      : least + (1 - least) * 0.5 *
+                                                    (1 + cos(pi * (t - begin) / fmax(1.0, end - begin)));
         y[0] = (float)((double)x[0] * part);
     });
 }
@@ -108,7 +109,7 @@ extern "C" void cuda_advance(const machine *on, int64_t *step)
 typedef pieces<3, 6> adamw_list;
 
 static void adamw_launch(const machine *on, const adamw_list &list, int64_t models, const int64_t *step,
-                         double decay)
+                         double beta_v, double decay)
 {
     const float keep_m = (float)beta_m, take_m = (float)(1 - beta_m), keep_v = (float)beta_v,
                 take_v = (float)(1 - beta_v), shrink = (float)decay;
@@ -124,7 +125,7 @@ static void adamw_launch(const machine *on, const adamw_list &list, int64_t mode
 }
 
 extern "C" void cuda_adamw(const machine *on, const parameter *const *list, int count, matrix factor,
-                           matrix rate, const int64_t *step, double decay)
+                           matrix rate, const int64_t *step, double beta_v, double decay)
 {
     for (int decays = 0; decays < 2; decays++)
         for (int i = 0; i < count;) {
@@ -138,7 +139,7 @@ extern "C" void cuda_adamw(const machine *on, const parameter *const *list, int 
                          { x, m, v, view_of(list_row(p->g)), view_shared(factor, row.width),
                            view_shared(rate, row.width) });
             }
-            adamw_launch(on, some, factor.models, step, decays ? decay : 0);
+            adamw_launch(on, some, factor.models, step, beta_v, decays ? decay : 0);
         }
 }
 
