@@ -547,7 +547,7 @@ static void check_case(const op_case *op, const machine *gpu, const shape *s, in
 
 static const shape shapes[] = {
     { 1, 1, 4 },    { 1, 3, 6 },    { 3, 5, 6 },      { 1, 67, 20 }, { 3, 130, 64 }, { 1, 300, 128 },
-    { 3, 77, 130 }, { 2, 64, 256 }, { 1, 1500, 128 }, { 3, 1, 12 },  { 2, 33, 644 },
+    { 3, 77, 130 }, { 2, 64, 256 }, { 1, 1500, 128 }, { 3, 1, 12 },  { 2, 33, 644 }, { 1, 70, 1024 },
 };
 
 static void check_cases(loam_dtype operand)
