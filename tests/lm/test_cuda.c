@@ -454,27 +454,33 @@ static double held_nll(const char *run)
     return nll;
 }
 
-/* Trained on the CPU and on a GPU, in one batch and in two; read on both. */
+/* On a GPU training finds what it finds on the CPU, in one batch and in two. */
+static void check_training(const char *architecture, const char *mechanism, const char *rest, double bound)
+{
+    char arguments[64];
+    snprintf(arguments, sizeof arguments, "--backend cuda %s", rest);
+    train(architecture, mechanism, "other", arguments);
+    expect_near(mechanism, "trained on a GPU", fabs(held_nll("other") - held_nll("run")), bound);
+    run_shell("rm -r other");
+}
+
+/* Trained on the CPU, read on both. */
 static void test_own(void **state)
 {
     static const char *const names[] = { "lla", "fox", "parallax", "softmax" };
     static const char *const architectures[] = { "llama", "gpt2", "gpt_neox" };
+    static const char *const rest[] = { "--dtype f32", "--dtype f32 --micro-batch 4", "" };
     (void)state;
     grammar_write("data");
     for (int i = 0; i < 4; i++)
         for (int a = 0; a < 3; a++) {
-            static const char *const rest[] = { "--dtype f32", "--dtype f32 --micro-batch 4", "" };
             lm_options options = lm_options_default();
             options.own = true;
             train(architectures[a], names[i], "run", "");
             check_options("run", &options, true, a != 1);
-            char arguments[64];
-            snprintf(arguments, sizeof arguments, "--backend cuda %s", rest[a]);
-            train(architectures[a], names[i], "other", arguments);
-            const double want = held_nll("run"), got = held_nll("other");
-            printf("%-8s %-8s nll %.5f, on a GPU %s: %.5f\n", names[i], architectures[a], want, rest[a], got);
-            assert_true(fabs(got - want) < (a < 2 ? 2e-3 : 0.1));
-            run_shell("rm -r run other");
+            /* A process takes its time to find a GPU. */
+            if (a == i % 3) check_training(architectures[a], names[i], rest[a], a < 2 ? 2e-3 : 0.1);
+            run_shell("rm -r run");
         }
     grammar_remove("data");
 }
