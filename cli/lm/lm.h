@@ -91,7 +91,7 @@ void lm_session_close(lm_session *s);
 int lm_session_other(lm_model **made, const lm_session *s, const lm_words *words, const char *option,
                      io_error *error);
 
-enum { LM_ATTENTION = 128 };
+enum { LM_ATTENTION = 160 };
 /* "softmax", "lla, ridge 100 (normalised), layer 3": the attention that was asked for. */
 const char *lm_session_attention(const lm_session *s, const lm_words *words, char text[LM_ATTENTION]);
 
