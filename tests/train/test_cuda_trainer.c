@@ -136,6 +136,7 @@ static void too_wide_is_refused(void **state)
     course c = wide_course("softmax", true, &on);
     loam_error error = { 0 };
     trainer t;
+    c.options.shape.heads = 8;
     c.options.shape.width = 1088;
     assert_int_equal(trainer_open(&t, &on, &c.options, c.each, c.models, &error), LOAM_EUNSUPPORTED);
     assert_string_equal(error.text, "width is 1088; expected at most 1024 on a GPU");
