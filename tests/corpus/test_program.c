@@ -82,7 +82,7 @@ static int compare_names(const void *a, const void *b)
 static void shards_have_the_text(void **state)
 {
     static const char *const files[SPLITS] = { "out/train.u16", "out/valid.u16", "out/held-t.u16" };
-    char name[150][16], *order[150], want[256];
+    char name[150][32], *order[150], want[256];
     tokenizer *t;
     io_error error;
     shard_text shard[SPLITS];
