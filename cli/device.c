@@ -23,6 +23,8 @@ int device_count(void)
     return text_of(cudaGetDeviceCount(&count)) ? 0 : count;
 }
 
+const char *device_use(int index) { return text_of(cudaSetDevice(index)); }
+
 const char *device_describe(int index, device_info *info)
 {
     struct cudaDeviceProp p;
@@ -108,6 +110,11 @@ static const char NONE[] = "this build has no CUDA";
 
 int device_built(void) { return 0; }
 int device_count(void) { return 0; }
+const char *device_use(int index)
+{
+    (void)index;
+    return NONE;
+}
 const char *device_describe(int index, device_info *info)
 {
     (void)index, (void)info;

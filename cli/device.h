@@ -17,6 +17,8 @@ typedef struct device_info {
 int device_built(void);
 /* 0 also where there is no driver, or no CUDA in this build. */
 int device_count(void);
+/* Becomes the current device of this thread. */
+const char *device_use(int index);
 const char *device_describe(int index, device_info *info);
 
 const char *device_alloc(void **memory, size_t bytes);

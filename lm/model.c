@@ -9,6 +9,9 @@
 
 static const matrix none = { 0 };
 
+/* Keys that a block of a GPU reads for one query: softmax over more is the mean of such splits. */
+enum { SPLIT = 256 };
+
 struct lm_model {
     const machine *on;
     const lm_config *config;
@@ -22,6 +25,13 @@ typedef struct text_plans {
     int64_t queries;
 } text_plans;
 
+/* Where the tokens that are read stand, in the machine's memory: launches for one token differ by nothing
+ * else, and can be recorded. */
+typedef struct text_place {
+    int64_t first, in_use; /* the position of the first; keys, those of these tokens too */
+    int32_t row;           /* first, as a number of a row */
+} text_place;
+
 struct lm_text {
     const lm_model *of;
     lm_options options; /* of attention */
@@ -32,56 +42,33 @@ struct lm_text {
     matrix gates, ridge;   /* of the rows that are read, before and after the gate */
     matrix x, y, second, stats, q, o, up, gate, inner, probe; /* second: with parallel attention and mlp */
     matrix ridges;                                            /* [layers][heads_q], of options.heads */
-    int32_t *ids;                                             /* of the tokens that are read */
-    text_plans *plans;                                        /* [layers][heads_q], by the first head */
+    matrix key, value, forget;                                /* of a GPU: of the one token that is read */
+    text_place *place;
+    int32_t *ids;                           /* of the tokens that are read */
+    int64_t splits, *counts, *split_counts; /* keys of each split, in host memory and the machine's */
+    matrix parts, lse;                      /* of each split: the mean of its values, its weight */
+    text_plans *plans;                      /* [layers][heads_q], by the first head */
     void *work;
     size_t work_bytes;
+    /* Of a GPU: the launches for one token, where the first of them has made its plans; what they give. */
+    machine_recording *step;
+    bool stepped;
+    matrix hidden;
 };
 
-lm_options lm_options_default(void)
+static int failed(const loam_error *from, io_error *error)
 {
-    return (lm_options){ .weights = LOAM_F32,
-                         .mechanism = LOAM_SOFTMAX,
-                         .ridge = 0.1,
-                         .only = -1,
-                         .only_head = -1,
-                         .inverse_temperature = 1 };
+    return io_fail(error, EXIT_INTERNAL, "%s", from->text);
 }
 
 /* ---- models */
-
-static int check_heads(const lm_config *c, const lm_head *heads, io_error *error)
-{
-    for (int64_t i = 0; i < c->layers * c->heads_q; i++) {
-        const long long layer = (long long)(i / c->heads_q), head = (long long)(i % c->heads_q);
-        if (!(heads[i].ridge >= 0))
-            return io_fail(error, EXIT_USAGE, "layer %lld, head %lld: ridge %g: expected a number >= 0",
-                           layer, head, heads[i].ridge);
-        if (!(heads[i].inverse_temperature > 0 && isfinite(heads[i].inverse_temperature)))
-            return io_fail(error, EXIT_USAGE,
-                           "layer %lld, head %lld: inverse temperature %g: expected a number > 0", layer,
-                           head, heads[i].inverse_temperature);
-    }
-    return 0;
-}
-
-static int check_options(const lm_config *c, const lm_options *o, io_error *error)
-{
-    if (o->only >= c->layers)
-        return io_fail(error, EXIT_USAGE, "layer %lld: the model has %lld", (long long)o->only,
-                       (long long)c->layers);
-    if (o->only_head >= c->heads_q)
-        return io_fail(error, EXIT_USAGE, "head %lld: the model's layers have %lld", (long long)o->only_head,
-                       (long long)c->heads_q);
-    return o->heads ? check_heads(c, o->heads, error) : 0;
-}
 
 int lm_model_open(lm_model **made, const machine *on, const lm_files *f, const lm_options *options,
                   io_error *error)
 {
     *made = NULL;
     const lm_config *config = lm_files_config(f);
-    int status = check_options(config, options, error);
+    int status = lm_options_check(options, config, error);
     if (status) return status;
     lm_model *m = calloc(1, sizeof *m);
     if (!m) return io_fail(error, EXIT_INTERNAL, "out of memory for a model");
@@ -109,12 +96,16 @@ const lm_config *lm_model_config(const lm_model *m) { return m->config; }
 const machine *lm_model_machine(const lm_model *m) { return m->on; }
 int64_t lm_model_bytes(const lm_model *m) { return m->weights.bytes; }
 
-/* ---- plans of attention */
-
-static int failed(const loam_error *from, io_error *error)
+int lm_model_fetch(const lm_model *m, float *to, matrix rows, io_error *error)
 {
-    return io_fail(error, EXIT_INTERNAL, "%s", from->text);
+    loam_error reason;
+    assert(rows.dtype == LOAM_F32 && rows.row == rows.width && rows.models == 1);
+    return machine_download(m->on, to, rows.data, (size_t)matrix_elements(rows) * sizeof *to, &reason)
+               ? failed(&reason, error)
+               : 0;
 }
+
+/* ---- plans of attention */
 
 static bool layers_differ(const lm_text *t)
 {
@@ -178,6 +169,18 @@ typedef struct attended {
     int64_t layer, first, count, queries;
 } attended;
 
+/* Are addresses those of any token, and its place a number in memory? */
+static bool is_step(const lm_text *t, int64_t rows)
+{
+    return t->of->on->gpu && rows == 1 && t->of->config->architecture != LM_BERT;
+}
+
+/* Each call of a layer on its own: what is no softmax, or forgets, reads all keys in one go. */
+static bool is_split(const lm_text *t, const loam_problem *p)
+{
+    return is_step(t, p->len_q) && t->splits > 1 && p->mechanism == LOAM_SOFTMAX && !p->decay;
+}
+
 static loam_problem problem_of(const lm_text *t, attended what)
 {
     const lm_model *m = t->of;
@@ -196,6 +199,7 @@ static loam_problem problem_of(const lm_text *t, attended what)
     p.scale = its.inverse_temperature / sqrt((double)c->head_dim);
     if (c->scale_by_layer) p.scale /= (double)(what.layer + 1);
     p.decay = t->options.own && c->forgets;
+    if (is_split(t, &p)) p.batch = t->splits, p.len_kv = SPLIT, p.causal = 0;
     if (its.mechanism != LOAM_LLA) return p;
     p.ridge_unit = t->options.own ? c->ridge_unit : t->options.ridge_unit;
     if (t->options.own)
@@ -205,6 +209,12 @@ static loam_problem problem_of(const lm_text *t, attended what)
     else
         p.ridge = its.ridge;
     return p;
+}
+
+static void forget_step(lm_text *t)
+{
+    machine_forget(t->step);
+    t->step = NULL;
 }
 
 static int make_plan(lm_text *t, loam_plan **plan, attended what, io_error *error)
@@ -220,6 +230,7 @@ static int make_plan(lm_text *t, loam_plan **plan, attended what, io_error *erro
     if (!memory_open(&room, t->of->on)) return io_fail(error, EXIT_INTERNAL, "out of memory for attention");
     memory old = { .gpu = room.gpu, .base = t->work };
     memory_close(&old);
+    forget_step(t);
     t->work = room.base, t->work_bytes = bytes;
     return 0;
 }
@@ -240,6 +251,8 @@ static int plan_for(lm_text *t, attended what, const loam_plan **plan, io_error 
 static void drop_plans(lm_text *t)
 {
     const int64_t slots = t->of->config->layers * t->of->config->heads_q;
+    forget_step(t);
+    t->stepped = false;
     for (int64_t i = 0; t->plans && i < slots; i++) {
         loam_plan_destroy(t->plans[i].step);
         loam_plan_destroy(t->plans[i].chunk);
@@ -249,16 +262,30 @@ static void drop_plans(lm_text *t)
 
 /* ---- texts */
 
+static void take_step(lm_text *t)
+{
+    const lm_config *c = t->of->config;
+    const machine *on = t->of->on;
+    const int64_t q = c->heads_q * c->head_dim, kv = c->heads_kv * c->head_dim;
+    t->key = memory_matrix(&t->memory, on->operand, 1, 1, kv);
+    t->value = memory_matrix(&t->memory, on->operand, 1, 1, kv);
+    t->forget = memory_matrix(&t->memory, on->dtype, 1, 1, c->heads_q);
+    t->parts = memory_matrix(&t->memory, on->operand, 1, t->splits, q);
+    t->lse = memory_matrix(&t->memory, LOAM_F32, 1, t->splits, c->heads_q);
+    t->split_counts = memory_take(&t->memory, t->splits, sizeof *t->split_counts);
+}
+
 static void take_all(lm_text *t)
 {
     const lm_config *c = t->of->config;
     const machine *on = t->of->on;
     const bool forgets = t->of->options.own && c->forgets;
     const int64_t q = c->heads_q * c->head_dim, kv = c->heads_kv * c->head_dim;
+    const int64_t room = on->gpu ? t->splits * SPLIT : t->room;
     for (int64_t i = 0; i < c->layers; i++) {
-        t->keys[i] = memory_matrix(&t->memory, on->operand, 1, t->room, kv);
-        t->values[i] = memory_matrix(&t->memory, on->operand, 1, t->room, kv);
-        if (forgets) t->decays[i] = memory_matrix(&t->memory, on->dtype, 1, t->room, c->heads_q);
+        t->keys[i] = memory_matrix(&t->memory, on->operand, 1, room, kv);
+        t->values[i] = memory_matrix(&t->memory, on->operand, 1, room, kv);
+        if (forgets) t->decays[i] = memory_matrix(&t->memory, on->dtype, 1, room, c->heads_q);
     }
     t->x = memory_matrix(&t->memory, on->dtype, 1, t->most, c->width);
     t->y = memory_matrix(&t->memory, on->dtype, 1, t->most, c->width);
@@ -278,6 +305,8 @@ static void take_all(lm_text *t)
         t->ridge = memory_matrix(&t->memory, on->dtype, 1, t->most, c->heads_q);
     }
     t->ids = memory_take(&t->memory, t->most, sizeof *t->ids);
+    t->place = memory_take(&t->memory, 1, sizeof *t->place);
+    if (on->gpu) take_step(t);
 }
 
 int lm_text_open(lm_text **made, const lm_model *m, int64_t room, int64_t chunk, io_error *error)
@@ -290,12 +319,13 @@ int lm_text_open(lm_text **made, const lm_model *m, int64_t room, int64_t chunk,
                        (long long)c->context);
     lm_text *t = calloc(1, sizeof *t);
     if (!t) return io_fail(error, EXIT_INTERNAL, "out of memory for a text");
-    t->of = m, t->room = room, t->most = chunk;
+    t->of = m, t->room = room, t->most = chunk, t->splits = (room + SPLIT - 1) / SPLIT;
     t->keys = calloc((size_t)c->layers, sizeof *t->keys),
     t->values = calloc((size_t)c->layers, sizeof *t->keys);
     t->decays = calloc((size_t)c->layers, sizeof *t->decays);
     t->plans = calloc((size_t)c->layers, (size_t)c->heads_q * sizeof *t->plans);
-    bool there = t->keys && t->values && t->decays && t->plans;
+    t->counts = calloc((size_t)t->splits, sizeof *t->counts);
+    bool there = t->keys && t->values && t->decays && t->plans && t->counts;
     if (there) take_all(t), there = memory_open(&t->memory, m->on);
     if (!there) {
         lm_text_close(t);
@@ -317,6 +347,7 @@ void lm_text_close(lm_text *t)
     memory work = { .gpu = t->of->on->gpu, .base = t->work };
     memory_close(&work);
     memory_close(&t->memory);
+    free(t->counts);
     free(t->plans);
     free(t->keys);
     free(t->values);
@@ -336,7 +367,7 @@ int lm_text_attention(lm_text *t, const lm_options *options, io_error *error)
 {
     const lm_config *c = t->of->config;
     const int64_t heads = c->layers * c->heads_q;
-    const int status = check_options(c, options, error);
+    const int status = lm_options_check(options, c, error);
     if (status) return status;
     if ((options->mechanism == LOAM_PARALLAX && !t->probe.data) || (options->own && !t->of->options.own))
         return io_fail(error, EXIT_USAGE, "%s: the model was opened without it",
@@ -397,6 +428,7 @@ static int turn(const lm_text *t, matrix a, int64_t heads, io_error *error)
     loam_error reason;
     rope.batch = 1, rope.heads = heads, rope.tokens = a.rows, rope.channels = c->head_dim;
     rope.dim = c->rope_dim, rope.base = c->rope_base, rope.offset = t->length;
+    rope.positions = is_step(t, a.rows) ? &t->place->first : NULL;
     rope.threads = t->of->on->threads;
     rope.backend = machine_backend(t->of->on), rope.stream = machine_stream(t->of->on);
     const loam_const_view from = heads_of(a, c->head_dim);
@@ -404,19 +436,24 @@ static int turn(const lm_text *t, matrix a, int64_t heads, io_error *error)
     return loam_rope_apply(&rope, &from, &to, &reason) ? failed(&reason, error) : 0;
 }
 
-/* o of the rows of q, over all keys so far and their own, in heads that are alike. */
-static int attend_heads(lm_text *t, attended what, matrix o, matrix q, io_error *error)
+/* Each split is a sequence of its own, which the same query reads. */
+static void split_args(const lm_text *t, matrix parts, matrix lse, loam_args *args)
+{
+    args->q.batch = 0;
+    args->k.batch = SPLIT * args->k.token, args->v.batch = SPLIT * args->v.token;
+    args->o = (loam_view){ parts.data, parts.row, t->of->config->head_dim, parts.row };
+    args->lse = (loam_view){ lse.data, lse.row, 1, lse.row };
+    args->lens_kv = t->split_counts;
+}
+
+/* What a call reads and writes: columns of rows of all heads. */
+static loam_args args_of(const lm_text *t, attended what, const loam_problem *p, matrix o, matrix q)
 {
     const lm_config *c = t->of->config;
-    const int64_t in_use = t->length + q.rows, d = c->head_dim, group = c->heads_q / c->heads_kv;
+    const int64_t d = c->head_dim, group = c->heads_q / c->heads_kv;
     const int64_t from = what.first * d, width = what.count * d;
     const matrix k = matrix_columns(t->keys[what.layer], what.first / group * d, width),
                  v = matrix_columns(t->values[what.layer], what.first / group * d, width);
-    const loam_plan *plan;
-    loam_error reason;
-    const int status = plan_for(t, what, &plan, error);
-    if (status) return status;
-    const loam_problem *p = loam_plan_problem(plan);
     const bool lla = p->mechanism == LOAM_LLA, own = t->options.own;
     const matrix probe = p->mechanism == LOAM_PARALLAX
                              ? matrix_columns(matrix_rows(t->probe, 0, q.rows), from, width)
@@ -427,14 +464,34 @@ static int attend_heads(lm_text *t, attended what, matrix o, matrix q, io_error 
                        .probe = heads_of(probe, d),
                        .ridge = numbers_of(own && lla ? matrix_rows(t->ridge, 0, q.rows) : none),
                        .log_decay = numbers_of(own && c->forgets ? t->decays[what.layer] : none),
-                       .lens_kv = &in_use,
-                       .o = heads_view(matrix_columns(o, from, width), d),
+                       .lens_kv = &t->place->in_use,
+                       .o = heads_view(o, d),
                        .work = t->work,
                        .stream = machine_stream(t->of->on) };
     if (p->ridge_axes == LOAM_RIDGE_HEAD)
         args.ridge = (loam_const_view){ (const float *)t->ridges.data + what.layer * c->heads_q + what.first,
                                         0, 1, 0 };
-    return loam_run(plan, &args, &reason) ? failed(&reason, error) : 0;
+    return args;
+}
+
+/* o of the rows of q, over all keys so far and their own, in heads that are alike. */
+static int attend_heads(lm_text *t, attended what, matrix o, matrix q, io_error *error)
+{
+    const int64_t d = t->of->config->head_dim, from = what.first * d, width = what.count * d;
+    const machine *on = t->of->on;
+    const loam_plan *plan;
+    loam_error reason;
+    const int status = plan_for(t, what, &plan, error);
+    if (status) return status;
+    const bool split = loam_plan_problem(plan)->batch > 1;
+    const matrix out = matrix_columns(o, from, width),
+                 parts = split ? matrix_columns(t->parts, from, width) : none,
+                 lse = split ? matrix_columns(t->lse, what.first, what.count) : none;
+    loam_args args = args_of(t, what, loam_plan_problem(plan), out, q);
+    if (split) split_args(t, parts, lse, &args);
+    if (loam_run(plan, &args, &reason)) return failed(&reason, error);
+    if (split) on->op->merge_parts(on, out, parts, lse);
+    return 0;
 }
 
 static int attend(lm_text *t, int64_t layer, matrix o, matrix q, io_error *error)
@@ -447,6 +504,9 @@ static int attend(lm_text *t, int64_t layer, matrix o, matrix q, io_error *error
     }
     return status;
 }
+
+/* The row of the one token that is read, among all of the text. */
+static numbers place_of(const lm_text *t) { return (numbers){ &t->place->row, 0 }; }
 
 /* Probes, ridges and log decays of the rows x, as they were trained: train/plain.c. */
 static int own_gates(const lm_text *t, int64_t layer, matrix x, io_error *error)
@@ -463,8 +523,10 @@ static int own_gates(const lm_text *t, int64_t layer, matrix x, io_error *error)
     }
     if (c->forgets) {
         on->op->product(on, gates, x, lm_weight(w, layer, LM_FORGET), PRODUCT_B_TRANSPOSED);
-        on->op->forget_gate(on, matrix_rows(t->decays[layer], t->length, x.rows), gates, none,
-                            mixer_find("fox")->decay_shift, 1);
+        const bool step = is_step(t, x.rows);
+        const matrix forget = step ? t->forget : matrix_rows(t->decays[layer], t->length, x.rows);
+        on->op->forget_gate(on, forget, gates, none, mixer_find("fox")->decay_shift, 1);
+        if (step) on->op->put_rows(on, t->decays[layer], forget, place_of(t));
     }
     if (c->mechanism != LOAM_PARALLAX) return 0;
     const matrix probe = matrix_rows(t->probe, 0, x.rows);
@@ -477,14 +539,19 @@ static int attention(lm_text *t, int64_t layer, matrix out, matrix x, bool add, 
 {
     const lm_config *c = t->of->config;
     const matrix q = matrix_rows(t->q, 0, x.rows), o = matrix_rows(t->o, 0, x.rows);
-    const matrix k = matrix_rows(t->keys[layer], t->length, x.rows),
-                 v = matrix_rows(t->values[layer], t->length, x.rows);
+    const bool step = is_step(t, x.rows);
+    const matrix k = step ? t->key : matrix_rows(t->keys[layer], t->length, x.rows),
+                 v = step ? t->value : matrix_rows(t->values[layer], t->length, x.rows);
     linear(t, q, x, layer, LM_Q, false);
     linear(t, k, x, layer, LM_K, false);
     linear(t, v, x, layer, LM_V, false);
     int status = 0;
     if (c->rope_dim > 0) status = turn(t, q, c->heads_q, error);
     if (!status && c->rope_dim > 0) status = turn(t, k, c->heads_kv, error);
+    if (step) {
+        t->of->on->op->put_rows(t->of->on, t->keys[layer], k, place_of(t));
+        t->of->on->op->put_rows(t->of->on, t->values[layer], v, place_of(t));
+    }
     if (!status) status = own_gates(t, layer, x, error);
     if (!status) status = attend(t, layer, o, q, error);
     if (!status) linear(t, out, o, layer, LM_O, add);
@@ -549,15 +616,29 @@ static int run_layer(lm_text *t, int64_t layer, matrix x, matrix y, io_error *er
 
 /* ---- reading */
 
-/* The embedding of tokens at positions from the next one on. */
-static void enter(const lm_text *t, matrix x)
+/* The embedding of tokens at positions from the next one on; y: a room of the same size. */
+static void embed(const lm_text *t, matrix x, matrix y)
 {
     const machine *on = t->of->on;
     const lm_weights *w = &t->of->weights;
     const matrix places = lm_weight(w, 0, LM_POSITIONS), types = lm_weight(w, 0, LM_TYPES);
     on->op->embed(on, x, lm_weight(w, 0, LM_EMBED), (numbers){ t->ids, 0 }, none);
-    if (places.data) on->op->add_positions(on, x, matrix_rows(places, t->length, x.rows));
+    if (places.data && is_step(t, x.rows)) {
+        on->op->embed(on, y, places, place_of(t), none);
+        on->op->combine(on, x, 1, x, 1, y);
+    } else if (places.data) {
+        on->op->add_positions(on, x, matrix_rows(places, t->length, x.rows));
+    }
     if (types.data) on->op->add_positions(on, x, matrix_rows(types, 0, 1));
+}
+
+/* What enters the layers, of the tokens that were sent. */
+static void enter(const lm_text *t, matrix x)
+{
+    const matrix y = matrix_rows(t->y, 0, x.rows);
+    const bool normed = lm_weight(&t->of->weights, 0, LM_EMBED_NORM).data != NULL;
+    embed(t, normed ? y : x, normed ? x : y);
+    if (normed) norm(t, x, y, 0, LM_EMBED_NORM);
 }
 
 static int check_tokens(const lm_text *t, const int32_t *tokens, int64_t count, io_error *error)
@@ -573,18 +654,35 @@ static int check_tokens(const lm_text *t, const int32_t *tokens, int64_t count, 
     return 0;
 }
 
-int lm_text_enter(lm_text *t, const int32_t *tokens, int64_t count, matrix x, io_error *error)
+/* How many keys of each split are in use. */
+static void send_counts(const lm_text *t, int64_t in_use)
 {
-    const lm_model *m = t->of;
-    if (m->config->architecture == LM_BERT) t->length = 0;
+    for (int64_t i = 0; i < t->splits; i++) {
+        const int64_t left = in_use - i * SPLIT;
+        t->counts[i] = left < 0 ? 0 : left < SPLIT ? left : SPLIT;
+    }
+    machine_upload(t->of->on, t->split_counts, t->counts, (size_t)t->splits * sizeof *t->counts);
+}
+
+/* The next tokens and their place to the machine's memory. */
+static int send(lm_text *t, const int32_t *tokens, int64_t count, io_error *error)
+{
+    const machine *on = t->of->on;
+    if (t->of->config->architecture == LM_BERT) t->length = 0;
     const int status = check_tokens(t, tokens, count, error);
     if (status) return status;
-    const bool normed = lm_weight(&m->weights, 0, LM_EMBED_NORM).data != NULL;
-    const matrix y = matrix_rows(t->y, 0, count);
-    machine_upload(m->on, t->ids, tokens, (size_t)count * sizeof *tokens);
-    enter(t, normed ? y : x);
-    if (normed) norm(t, x, y, 0, LM_EMBED_NORM);
+    const text_place place = { t->length, t->length + count, (int32_t)t->length };
+    machine_upload(on, t->place, &place, sizeof place);
+    machine_upload(on, t->ids, tokens, (size_t)count * sizeof *tokens);
+    if (is_step(t, count)) send_counts(t, place.in_use);
     return 0;
+}
+
+int lm_text_enter(lm_text *t, const int32_t *tokens, int64_t count, matrix x, io_error *error)
+{
+    const int status = send(t, tokens, count, error);
+    if (!status) enter(t, x);
+    return status;
 }
 
 int lm_text_layers(lm_text *t, int64_t first, int64_t end, matrix x, io_error *error)
@@ -596,13 +694,19 @@ int lm_text_layers(lm_text *t, int64_t first, int64_t end, matrix x, io_error *e
     return status;
 }
 
-matrix lm_text_leave(lm_text *t, matrix x)
+/* What leaves the layers. */
+static matrix leave(const lm_text *t, matrix x)
 {
     const matrix y = matrix_rows(t->y, 0, x.rows);
-    t->length += x.rows;
     if (!lm_weight(&t->of->weights, 0, LM_LAST_NORM).data) return x;
     norm(t, y, x, 0, LM_LAST_NORM);
     return y;
+}
+
+matrix lm_text_leave(lm_text *t, matrix x)
+{
+    t->length += x.rows;
+    return leave(t, x);
 }
 
 lm_heads lm_text_heads(const lm_text *t, int64_t layer, int64_t count)
@@ -611,12 +715,49 @@ lm_heads lm_text_heads(const lm_text *t, int64_t layer, int64_t count)
                        matrix_rows(t->values[layer], 0, count), matrix_rows(t->o, 0, count) };
 }
 
-int lm_text_read(lm_text *t, const int32_t *tokens, int64_t count, matrix *hidden, io_error *error)
+/* All layers and what is around them, of the tokens that were sent. */
+static int run_all(lm_text *t, int64_t count, matrix *hidden, io_error *error)
 {
     const matrix x = matrix_rows(t->x, 0, count);
-    int status = lm_text_enter(t, tokens, count, x, error);
-    if (!status) status = lm_text_layers(t, 0, t->of->config->layers, x, error);
-    if (!status) *hidden = lm_text_leave(t, x);
+    enter(t, x);
+    const int status = lm_text_layers(t, 0, t->of->config->layers, x, error);
+    if (!status) *hidden = leave(t, x);
+    return status;
+}
+
+static int record_step(lm_text *t, io_error *error)
+{
+    const machine *on = t->of->on;
+    loam_error reason;
+    machine_record_begin(on);
+    int status = run_all(t, 1, &t->hidden, error);
+    if (machine_record_end(on, &t->step, &reason) && !status) status = failed(&reason, error);
+    if (status) forget_step(t);
+    return status;
+}
+
+/* One token on a GPU: the first as it comes, later ones by a recording. It has all calls of attention of
+ * each layer, and lasts until plans or their workspace change. */
+static int run_step(lm_text *t, matrix *hidden, io_error *error)
+{
+    int status = 0;
+    if (!t->stepped) {
+        status = run_all(t, 1, hidden, error);
+        t->stepped = !status;
+        return status;
+    }
+    if (!t->step) status = record_step(t, error);
+    if (status) return status;
+    machine_replay(t->of->on, t->step);
+    *hidden = t->hidden;
+    return 0;
+}
+
+int lm_text_read(lm_text *t, const int32_t *tokens, int64_t count, matrix *hidden, io_error *error)
+{
+    int status = send(t, tokens, count, error);
+    if (!status) status = is_step(t, count) ? run_step(t, hidden, error) : run_all(t, count, hidden, error);
+    if (!status) t->length += count;
     return status;
 }
 

@@ -30,6 +30,8 @@ typedef struct lm_options {
 } lm_options;
 
 lm_options lm_options_default(void);
+/* Has the model such layers and heads, and are their numbers in range? */
+int lm_options_check(const lm_options *o, const lm_config *c, io_error *error);
 
 typedef struct lm_model lm_model;
 
@@ -42,6 +44,10 @@ const lm_config *lm_model_config(const lm_model *m);
 const machine *lm_model_machine(const lm_model *m);
 /* Of all weights, as they lie in memory: what a token reads in decoding. */
 int64_t lm_model_bytes(const lm_model *m);
+
+/* Dense rows of the machine's memory, in host memory `to`, which on a CPU may be the same. Of a GPU it waits
+ * for them, and fails with what went wrong there since the last time. */
+int lm_model_fetch(const lm_model *m, float *to, matrix rows, io_error *error);
 
 /* A text that a model reads: keys and values of its tokens so far. */
 typedef struct lm_text lm_text;
@@ -64,7 +70,8 @@ int lm_text_attention(lm_text *t, const lm_options *options, io_error *error);
 int lm_text_read(lm_text *t, const int32_t *tokens, int64_t count, matrix *hidden, io_error *error);
 /* lm_text_read in steps, to share layers between attentions, with the residual stream in a matrix of the
  * caller, x [1][count][width] in the machine's memory: tokens enter it, layers first .. end - 1 change it and
- * take their keys and values from it, and what leaves has been read. */
+ * take their keys and values from it, and what leaves has been read. Layers read the tokens that entered
+ * last, where the text is as long as it was then. */
 int lm_text_enter(lm_text *t, const int32_t *tokens, int64_t count, matrix x, io_error *error);
 int lm_text_layers(lm_text *t, int64_t first, int64_t end, matrix x, io_error *error);
 matrix lm_text_leave(lm_text *t, matrix x);

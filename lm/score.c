@@ -4,16 +4,19 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* Rows that have logits at a time. */
-enum { ROWS = 64 };
+/* Rows that have logits at a time, on a CPU and on a GPU. */
+enum { ROWS = 64, GPU_ROWS = 512 };
 
 struct scorer {
+    const lm_model *model;
     const machine *on;
-    int64_t vocabulary;
+    int64_t vocabulary, rows;
     lm_text *text;
     memory room;
-    matrix logits;
-    float *host; /* of a machine with memory of its own */
+    matrix logits, losses; /* losses, targets and count: of a GPU, which sends back no logits */
+    int32_t *targets;
+    int64_t *count;
+    float *host; /* the losses in host memory */
 };
 
 bool score_window_at(score_window *w, int64_t tokens, int64_t length, bool prefix, int64_t index)
@@ -27,19 +30,26 @@ bool score_window_at(score_window *w, int64_t tokens, int64_t length, bool prefi
     return true;
 }
 
-static matrix take_logits(scorer *s) { return memory_matrix(&s->room, s->on->dtype, 1, ROWS, s->vocabulary); }
+static void take_rows(scorer *s)
+{
+    s->logits = memory_matrix(&s->room, s->on->dtype, 1, s->rows, s->vocabulary);
+    if (!s->on->gpu) return;
+    s->losses = memory_matrix(&s->room, s->on->dtype, 1, s->rows, 2);
+    s->targets = memory_take(&s->room, s->rows, sizeof *s->targets);
+    s->count = memory_take(&s->room, 1, sizeof *s->count);
+}
 
 int scorer_open(scorer **made, const lm_model *m, int64_t length, io_error *error)
 {
     *made = NULL;
     scorer *s = calloc(1, sizeof *s);
     if (!s) return io_fail(error, EXIT_INTERNAL, "out of memory for scores");
-    s->on = lm_model_machine(m), s->vocabulary = lm_model_config(m)->vocabulary;
-    (void)take_logits(s);
+    s->model = m, s->on = lm_model_machine(m), s->vocabulary = lm_model_config(m)->vocabulary;
+    s->rows = s->on->gpu ? GPU_ROWS : ROWS;
+    take_rows(s);
     bool there = memory_open(&s->room, s->on);
-    if (there) s->logits = take_logits(s);
-    if (there && s->on->gpu)
-        there = (s->host = calloc(ROWS * (size_t)s->vocabulary, sizeof *s->host)) != NULL;
+    if (there) take_rows(s);
+    if (there && s->on->gpu) there = (s->host = calloc(2 * (size_t)s->rows, sizeof *s->host)) != NULL;
     const int status = there ? lm_text_open(&s->text, m, length, length, error)
                              : io_fail(error, EXIT_INTERNAL, "out of memory for logits");
     if (status)
@@ -69,18 +79,28 @@ static double nll_of(const float *logits, int64_t count, int32_t target)
     return log(sum) + (double)most - (double)logits[target];
 }
 
+static int score_on_gpu(scorer *s, matrix logits, const int32_t *targets, double *nll, io_error *error)
+{
+    static const matrix none = { 0 };
+    const machine *on = s->on;
+    const matrix losses = matrix_rows(s->losses, 0, logits.rows);
+    machine_upload(on, s->targets, targets, (size_t)logits.rows * sizeof *targets);
+    machine_upload(on, s->count, &logits.rows, sizeof logits.rows);
+    on->op->cross_entropy(on, losses, none, logits, (numbers){ s->targets, 0 }, s->count);
+    const int status = lm_model_fetch(s->model, s->host, losses, error);
+    for (int64_t i = 0; !status && i < logits.rows; i++)
+        nll[i] = (double)s->host[2 * i];
+    return status;
+}
+
 static int score_rows(scorer *s, matrix hidden, const int32_t *targets, double *nll, io_error *error)
 {
     const matrix logits = matrix_rows(s->logits, 0, hidden.rows);
-    const float *from = s->on->gpu ? s->host : logits.data;
-    loam_error reason;
     lm_text_logits(s->text, hidden, logits);
-    if (s->on->gpu && machine_download(s->on, s->host, logits.data,
-                                       (size_t)(hidden.rows * s->vocabulary) * sizeof(float), &reason))
-        return io_fail(error, EXIT_INTERNAL, "%s", reason.text);
+    if (s->on->gpu) return score_on_gpu(s, logits, targets, nll, error);
 #pragma omp parallel for num_threads(s->on->threads) schedule(static)
     for (int64_t i = 0; i < hidden.rows; i++)
-        nll[i] = nll_of(from + i * s->vocabulary, s->vocabulary, targets[i]);
+        nll[i] = nll_of((const float *)logits.data + i * s->vocabulary, s->vocabulary, targets[i]);
     return 0;
 }
 
@@ -94,8 +114,8 @@ int scorer_rows(scorer *s, matrix hidden, const int32_t *targets, int64_t scored
         if (!status && (targets[i] < 0 || targets[i] >= s->vocabulary))
             status = io_fail(error, EXIT_INPUT, "token %d: the model has %lld", targets[i],
                              (long long)s->vocabulary);
-    for (int64_t first = 0; !status && first < scored; first += ROWS) {
-        const int64_t rows = scored - first < ROWS ? scored - first : ROWS;
+    for (int64_t first = 0; !status && first < scored; first += s->rows) {
+        const int64_t rows = scored - first < s->rows ? scored - first : s->rows;
         status = score_rows(s, matrix_rows(hidden, hidden.rows - scored + first, rows), targets + first,
                             nll + first, error);
     }

@@ -59,11 +59,17 @@ static bool within(const memory *room, const void *data)
     return (const char *)data >= room->base && (const char *)data < room->base + room->used;
 }
 
-/* What a part in taken memory holds. */
+/* What a part in taken memory holds: sent as it is mapped, or converted a few rows at a time. */
 static int fill_part(const visitor *v, int64_t layer, lm_part part)
 {
     const matrix to = *slot_of(v->to, layer, part);
     if (!to.data || !within(&v->to->room, to.data)) return 0;
+    const void *const mapped = lm_files_mapped(v->files, part, layer, to.dtype);
+    if (mapped) {
+        machine_upload(v->on, to.data, mapped, (size_t)(matrix_elements(to) * matrix_bytes_each(to)));
+        lm_files_forget(v->files, part, layer);
+        return 0;
+    }
     const size_t row_bytes = (size_t)(to.width * matrix_bytes_each(to));
     void *const piece = v->on->gpu ? malloc(ROWS_AT_ONCE * row_bytes) : NULL;
     int status = 0;

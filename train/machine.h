@@ -12,7 +12,7 @@ typedef enum product_how {
     PRODUCT_A_TRANSPOSED = 1,
     PRODUCT_B_TRANSPOSED = 2,
     PRODUCT_ADD = 4,  /* to what `out` holds */
-    PRODUCT_EXACT = 8 /* of operands as they are; else they are rounded to the machine's `operand` */
+    PRODUCT_EXACT = 8 /* of operands as they are; else they may be rounded to the machine's `operand` */
 } product_how;
 
 typedef struct machine machine;

@@ -11,7 +11,8 @@
 /* Where logits lie in memory: rows of a model that have them at a time, 32 MiB with 8192 words, which a GPU
  * keeps in its cache; and gradients of logits, enough to keep it busy. */
 enum { LOGIT_ROWS = 1024, GRADIENT_ROWS = 8192 };
-enum { THINNEST = 16 }; /* of what Muon takes */
+enum { THINNEST = 16 };     /* of what Muon takes */
+enum { GPU_WIDEST = 1024 }; /* rows that a norm's backward there has in registers */
 
 static const matrix none = { 0 };
 
@@ -183,6 +184,15 @@ static void take_all(train_model *m)
                            words ? (int64_t)machine_order_bytes(&m->on, shape->models, m->tokens) : 0, 1);
 }
 
+static loam_status too_wide(int64_t width, loam_error *error)
+{
+    if (!error) return LOAM_EUNSUPPORTED;
+    error->status = LOAM_EUNSUPPORTED;
+    snprintf(error->text, sizeof error->text, "width is %lld; expected at most %d on a GPU", (long long)width,
+             GPU_WIDEST);
+    return LOAM_EUNSUPPORTED;
+}
+
 static loam_status open_all(train_model *m, const mixer *row, const mixer_options *options,
                             const uint64_t *seeds, loam_error *error)
 {
@@ -195,6 +205,7 @@ static loam_status open_all(train_model *m, const mixer *row, const mixer_option
             *error = (loam_error){ LOAM_EUNSUPPORTED, "blind queries: only regression has query rows" };
         return LOAM_EUNSUPPORTED;
     }
+    if (m->on.gpu && shape->width > GPU_WIDEST) return too_wide(shape->width, error);
     const loam_status status = mixing_open(&m->mix, &m->on, row, &inner, options, error);
     if (status) return status;
     add_parameters(m);

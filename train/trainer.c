@@ -534,11 +534,9 @@ loam_status trainer_advance(trainer *t, int64_t steps, double seconds, loam_erro
     for (int64_t taken = 0; taken < steps && !trainer_finished(t) && !status; taken++) {
         status = take_step(t, error);
         const bool test = t->step % t->options.test_every == 0 || t->step == t->options.steps;
-        if (!status && test) {
-            status = take_test(t, since, error);
-            since = trainer_clock();
-        }
+        if (!status && test) status = take_test(t, since, error);
         if (!status && t->watch) t->watch(t->with, t, test);
+        if (test) since = trainer_clock();
         if (trainer_clock() - begin >= seconds) break;
     }
     t->seconds += trainer_clock() - since;

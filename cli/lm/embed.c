@@ -23,20 +23,25 @@ typedef struct embedding {
     lm_text *text;
     int64_t width, room;
     int64_t cut; /* sentences that were too long */
+    float *rows; /* of a sentence, in host memory */
 } embedding;
 
-void lm_mean_row(matrix hidden, float *out)
+int lm_mean_row(const lm_model *m, matrix hidden, float *rows, float *out, io_error *error)
 {
+    const int64_t count = hidden.rows, width = hidden.width;
+    const int status = lm_model_fetch(m, rows, hidden, error);
     double norm = 0;
-    for (int64_t c = 0; c < hidden.width; c++) {
+    if (status) return status;
+    for (int64_t c = 0; c < width; c++) {
         double sum = 0;
-        for (int64_t i = 0; i < hidden.rows; i++)
-            sum += (double)((const float *)hidden.data)[i * hidden.row + c];
-        out[c] = (float)(sum / (double)hidden.rows);
+        for (int64_t i = 0; i < count; i++)
+            sum += (double)rows[i * width + c];
+        out[c] = (float)(sum / (double)count);
         norm += (double)out[c] * (double)out[c];
     }
-    for (int64_t c = 0; norm > 0 && c < hidden.width; c++)
+    for (int64_t c = 0; norm > 0 && c < width; c++)
         out[c] = (float)((double)out[c] / sqrt(norm));
+    return 0;
 }
 
 /* Tokens that the tokenizer puts behind every text. */
@@ -82,7 +87,7 @@ static int embed_line(embedding *e, const char *line, size_t bytes, float *out, 
     } else if (!status) {
         lm_text_rewind(e->text, 0);
         status = lm_text_read(e->text, ids.id, ids.count, &hidden, error);
-        if (!status) lm_mean_row(hidden, out);
+        if (!status) status = lm_mean_row(e->session.model, hidden, e->rows, out, error);
     }
     tokens_free(&ids);
     return status;
@@ -156,6 +161,8 @@ static int embed_file(embedding *e, const char *model, const char *text, size_t 
 {
     e->width = lm_model_config(e->session.model)->width;
     int status = read_room(e, model, error);
+    if (!status && !(e->rows = calloc((size_t)(e->room * e->width), sizeof *e->rows)))
+        status = io_fail(error, EXIT_INTERNAL, "out of memory for a sentence");
     if (!status) status = lm_text_open(&e->text, e->session.model, e->room, e->room, error);
     if (!status) status = embed_lines(e, text, bytes, out, error);
     if (!status && e->cut > 0)
@@ -187,6 +194,7 @@ int lm_embed(int argc, char **argv, io_error *error)
     if (!status) status = embed_file(&e, argv[1], text, bytes, out, error);
     lm_text_close(e.text);
     lm_session_close(&e.session);
+    free(e.rows);
     free(text);
     return status;
 }

@@ -31,7 +31,8 @@ typedef struct writer {
     token_stream stream;
     char *out;
     memory room;
-    matrix row; /* logits of one token, in the machine's memory */
+    matrix row;    /* logits of one token, in the machine's memory */
+    float *logits; /* the same in host memory */
 } writer;
 
 static matrix take_row(writer *w)
@@ -51,9 +52,10 @@ static int open_writer(writer *w, const request *r, int64_t room, io_error *erro
     (void)take_row(w);
     const bool there = memory_open(&w->room, &w->session.on);
     if (there) w->row = take_row(w);
+    w->logits = w->session.on.gpu ? calloc((size_t)c->vocabulary, sizeof *w->logits) : w->row.data;
     w->out = malloc(token_stream_room(w->session.tokens));
     w->stream = token_stream_of(w->session.tokens);
-    if (!there || !w->out) return io_fail(error, EXIT_INTERNAL, "out of memory for a text");
+    if (!there || !w->out || !w->logits) return io_fail(error, EXIT_INTERNAL, "out of memory for a text");
     const int status = sampler_open(&w->sampler, &how, c->vocabulary, error);
     return status ? status
                   : lm_text_open(&w->text, w->session.model, room, room < CHUNK ? room : CHUNK, error);
@@ -63,6 +65,7 @@ static void close_writer(writer *w)
 {
     lm_text_close(w->text);
     sampler_close(w->sampler);
+    if (w->session.on.gpu) free(w->logits);
     memory_close(&w->room);
     free(w->out);
     lm_session_close(&w->session);
@@ -90,11 +93,12 @@ static bool ends(const lm_config *c, int32_t token)
 static int next_token(writer *w, matrix hidden, int64_t number, int32_t *token, io_error *error)
 {
     lm_text_logits(w->text, hidden, w->row);
+    const int status = lm_model_fetch(w->session.model, w->logits, w->row, error);
+    if (status) return status;
     /* The model may have more rows than the tokenizer has tokens: they are never written. */
-    float *const logits = w->row.data;
     for (int64_t i = tokenizer_size(w->session.tokens); i < w->row.width; i++)
-        logits[i] = -INFINITY;
-    *token = sampler_next(w->sampler, logits, number);
+        w->logits[i] = -INFINITY;
+    *token = sampler_next(w->sampler, w->logits, number);
     return *token < 0 ? io_fail(error, EXIT_INPUT, "the model has no finite logits after %lld tokens",
                                 (long long)lm_text_length(w->text))
                       : 0;

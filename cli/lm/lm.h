@@ -9,9 +9,9 @@
 
 /* Options as they are written. */
 typedef struct lm_words {
-    const char *weights, *mechanism, *ridge_unit, *tokenizer;
+    const char *weights, *mechanism, *ridge_unit, *tokenizer, *backend, *dtype;
     double ridge, sharpen;
-    int64_t layer, head, threads;
+    int64_t layer, head, threads, device;
 } lm_words;
 
 lm_words lm_words_default(void);
@@ -62,6 +62,15 @@ lm_words lm_words_default(void);
           0, \
           "PATH", \
           "tokenizer.json, a folder or .gguf; default: beside the model" }, \
+        { "backend", OPTION_TEXT, &(words).backend, 0, 0, "cpu|cuda", "default cpu" }, \
+        { "device", OPTION_INT, &(words).device, 0, 1023, "N", "which GPU; default 0" }, \
+        { "dtype", \
+          OPTION_TEXT, \
+          &(words).dtype, \
+          0, \
+          0, \
+          "TYPE", \
+          "of what products and attention read: f32 (default), or bf16 on a GPU" }, \
     { \
         "threads", OPTION_INT, &(words).threads, 1, 4096, "N", "default: all" \
     }
@@ -92,8 +101,9 @@ int lm_text_file(char **text, size_t *bytes, const char *path, io_error *error);
 /* The token before a text that is evaluated; -1: none. */
 int32_t lm_prefix(const tokenizer *t, const lm_config *c);
 
-/* A sentence's vector: the mean of rows in host memory, scaled to length 1; out [width]. */
-void lm_mean_row(matrix hidden, float *out);
+/* A sentence's vector: the mean of its rows, scaled to length 1; out [width]. rows: room for them in host
+ * memory. */
+int lm_mean_row(const lm_model *m, matrix hidden, float *rows, float *out, io_error *error);
 
 /* Seconds of the monotonic clock. */
 double lm_seconds(void);

@@ -2,7 +2,9 @@
 #define _POSIX_C_SOURCE 200809L
 #include "cli/lm/lm.h"
 
+#include "cli/device.h"
 #include "cli/names.h"
+#include "cli/training/backend.h"
 #include "io/in_file.h"
 
 #include <stdio.h>
@@ -10,7 +12,10 @@
 #include <string.h>
 #include <time.h>
 
-lm_words lm_words_default(void) { return (lm_words){ .ridge = 1000, .sharpen = 1, .layer = -1, .head = -1 }; }
+lm_words lm_words_default(void)
+{
+    return (lm_words){ .ridge = 1000, .sharpen = 1, .layer = -1, .head = -1, .device = -1 };
+}
 
 static const char *weights_word(int index)
 {
@@ -48,6 +53,28 @@ static int options_of(lm_options *out, const lm_words *words, const char *option
     return 0;
 }
 
+static int choose_device(int device, io_error *error)
+{
+    const int devices = device_count();
+    if (devices == 0) return 0; /* the machine says why */
+    if (device >= devices)
+        return io_fail(error, EXIT_USAGE, "--device %d: expected 0 to %d", device, devices - 1);
+    const char *failed = device_use(device);
+    return failed ? io_fail(error, EXIT_USAGE, "--device %d: %s", device, failed) : 0;
+}
+
+static int open_machine(lm_session *s, const lm_words *words, io_error *error)
+{
+    backend b = { 0 };
+    int status = backend_read(&b, words->backend, words->dtype ? words->dtype : "f32", error);
+    if (!status && words->device >= 0)
+        status = b.cuda ? choose_device((int)words->device, error)
+                        : io_fail(error, EXIT_USAGE, "--device: expected with --backend cuda");
+    if (!status) status = backend_open(b, (int)words->threads, &s->on, error);
+    s->open = !status;
+    return status;
+}
+
 int lm_session_open(lm_session *s, const char *path, const lm_words *words, io_error *error)
 {
     lm_options options;
@@ -59,11 +86,8 @@ int lm_session_open(lm_session *s, const char *path, const lm_words *words, io_e
     if (!status && tokenizer_size(s->tokens) > vocabulary)
         status = io_fail(error, EXIT_INPUT, "the tokenizer has %lld tokens, the model %lld",
                          (long long)tokenizer_size(s->tokens), (long long)vocabulary);
-    if (!status) {
-        s->on = machine_cpu(LOAM_F32, (int)words->threads);
-        s->open = true;
-        status = lm_model_open(&s->model, &s->on, s->files, &options, error);
-    }
+    if (!status) status = open_machine(s, words, error);
+    if (!status) status = lm_model_open(&s->model, &s->on, s->files, &options, error);
     if (status) lm_session_close(s);
     return status;
 }
@@ -91,6 +115,7 @@ const char *lm_session_attention(const lm_session *s, const lm_words *words, cha
     const bool lla = words->mechanism && strcmp(words->mechanism, "lla") == 0;
     char layer[32] = "", head[32] = "", ridge[48] = "", sharpen[24] = "";
     const char *const own = lm_config_attention_name(lm_files_config(s->files));
+    const backend b = { s->on.gpu != NULL, s->on.operand == LOAM_BF16 };
     if (lla)
         snprintf(ridge, sizeof ridge, ", ridge %g (%s)", words->ridge,
                  words->ridge_unit ? words->ridge_unit : names_ridge_unit(LOAM_RIDGE_NORMALISED));
@@ -98,8 +123,8 @@ const char *lm_session_attention(const lm_session *s, const lm_words *words, cha
     if (words->head >= 0) snprintf(head, sizeof head, ", head %d alone", (int)words->head);
     if (words->sharpen < 1 || words->sharpen > 1)
         snprintf(sharpen, sizeof sharpen, ", scores x %g", words->sharpen);
-    snprintf(text, LM_ATTENTION, "%.15s%s%s%s%s", words->mechanism ? words->mechanism : own, ridge, layer,
-             head, sharpen);
+    snprintf(text, LM_ATTENTION, "%.15s%s%s%s%s%s%s", words->mechanism ? words->mechanism : own, ridge, layer,
+             head, sharpen, b.cuda ? ", " : "", b.cuda ? backend_text(b) : "");
     return text;
 }
 

@@ -16,7 +16,7 @@ struct engine {
     matrix stream, x; /* the residual stream at the input of layer `at` under softmax; of an arm */
     int32_t *inputs;
     double *nll;
-    float *base, *vector; /* an encoder's, of softmax and of an arm */
+    float *base, *vector, *fetched; /* an encoder's, of softmax and of an arm; rows in host memory */
     const ridge_window *window;
     int64_t at, rows; /* rows in `stream` */
 };
@@ -52,8 +52,9 @@ int engine_open(engine **made, const ridge_plan *p, const lm_model *m, io_error 
     e->nll = calloc(length, sizeof *e->nll);
     e->base = calloc(width, sizeof *e->base);
     e->vector = calloc(width, sizeof *e->vector);
+    e->fetched = calloc(length, width * sizeof *e->fetched);
     take_all(e);
-    bool there = e->inputs && e->nll && e->base && e->vector && memory_open(&e->room, e->on);
+    bool there = e->inputs && e->nll && e->base && e->vector && e->fetched && memory_open(&e->room, e->on);
     if (there) take_all(e);
     const int status = there ? open_text(e, error)
                              : io_fail(error, EXIT_INTERNAL, "out of memory for windows");
@@ -76,10 +77,11 @@ void engine_close(engine *e)
     free(e->nll);
     free(e->base);
     free(e->vector);
+    free(e->fetched);
     free(e);
 }
 
-const lm_config *engine_config(const engine *e) { return lm_model_config(e->model); }
+const lm_model *engine_model(const engine *e) { return e->model; }
 
 /* ---- layers */
 
@@ -147,8 +149,7 @@ int engine_begin(engine *e, int64_t window, io_error *error)
     ridge_inputs(e->plan, e->window, e->inputs);
     if (!e->plan->encoder) return 0;
     status = hidden_of(e, &e->plan->arms[0], &hidden, error);
-    if (!status) lm_mean_row(hidden, e->base);
-    return status;
+    return status ? status : lm_mean_row(e->model, hidden, e->fetched, e->base, error);
 }
 
 /* Of vectors of length 1, without the cancellation of 1 - cosine. */
@@ -170,9 +171,9 @@ int engine_value(engine *e, const ridge_arm *a, double *value, io_error *error)
     if (status) return status;
     *value = 0;
     if (e->plan->encoder) {
-        lm_mean_row(hidden, e->vector);
-        *value = away(e);
-        return 0;
+        status = lm_mean_row(e->model, hidden, e->fetched, e->vector, error);
+        if (!status) *value = away(e);
+        return status;
     }
     status = scorer_rows(e->scorer, hidden, ridge_targets(e->plan, e->window), at->scored, e->nll, error);
     for (int64_t i = 0; !status && i < at->scored; i++)

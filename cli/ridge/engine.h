@@ -10,7 +10,7 @@ typedef struct engine engine;
 /* Plan and model must live as long. On failure *made is NULL. */
 int engine_open(engine **made, const ridge_plan *p, const lm_model *m, io_error *error);
 void engine_close(engine *e); /* NULL is allowed */
-const lm_config *engine_config(const engine *e);
+const lm_model *engine_model(const engine *e);
 
 /* The window that the next calls are about. */
 int engine_begin(engine *e, int64_t window, io_error *error);

@@ -53,6 +53,7 @@ typedef struct law_rows {
     const ridge_plan *plan;
     const lm_config *config;
     int64_t rows;
+    float *q, *k, *v, *o;           /* rows of all heads, in host memory */
     double *vbar, *first, *weights; /* weights: [rows of a thread's own][rows] */
 } law_rows;
 
@@ -62,28 +63,27 @@ static double scale_of(const law_rows *r, int64_t layer)
     return 1 / (sqrt((double)r->config->head_dim) * by_layer);
 }
 
-static void fill_rows(law_rows *r, int64_t layer, const lm_heads *of)
+static void fill_rows(law_rows *r, int64_t layer)
 {
-    const int64_t dim = r->config->head_dim, heads = r->config->heads_q;
+    const int64_t dim = r->config->head_dim, heads = r->config->heads_q, kv = r->config->heads_kv * dim;
     const int64_t group = heads / r->config->heads_kv;
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < r->rows; i++)
         for (int64_t h = 0; h < heads; h++) {
             const int64_t place = (i * heads + h) * dim, from = h / group * dim;
-            law_row((const float *)of->q.data + i * of->q.row + h * dim, (const float *)of->k.data + from,
-                    (const float *)of->v.data + from, r->plan->encoder ? r->rows : i + 1, of->k.row, dim,
+            law_row(r->q + place, r->k + from, r->v + from, r->plan->encoder ? r->rows : i + 1, kv, dim,
                     scale_of(r, layer), r->weights + i * r->rows, r->vbar + place, r->first + place);
         }
 }
 
 /* Adds the squares of what is left and of what is said. */
-static void compare(const law_rows *r, matrix o, double ridge, double sums[2])
+static void compare(const law_rows *r, double ridge, double sums[2])
 {
     const int64_t width = r->config->heads_q * r->config->head_dim;
     for (int64_t i = 0; i < r->rows; i++)
         for (int64_t c = 0; c < width; c++) {
             const double said = r->first[i * width + c];
-            const double got = ((double)((const float *)o.data)[i * o.row + c] - r->vbar[i * width + c]);
+            const double got = (double)r->o[i * width + c] - r->vbar[i * width + c];
             sums[0] += pow(ridge * got - said, 2);
             sums[1] += said * said;
         }
@@ -92,11 +92,16 @@ static void compare(const law_rows *r, matrix o, double ridge, double sums[2])
 static int measure_layer(engine *e, law_rows *r, int64_t layer, double sums[LAW_RIDGES][2], io_error *error)
 {
     lm_heads of;
+    const lm_model *const m = engine_model(e);
     int status = engine_heads(e, layer, INFINITY, r->rows, &of, error);
-    if (!status) fill_rows(r, layer, &of);
+    if (!status) status = lm_model_fetch(m, r->q, of.q, error);
+    if (!status) status = lm_model_fetch(m, r->k, of.k, error);
+    if (!status) status = lm_model_fetch(m, r->v, of.v, error);
+    if (!status) fill_rows(r, layer);
     for (int n = 0; !status && n < LAW_RIDGES; n++) {
         status = engine_heads(e, layer, law_ridges[n], r->rows, &of, error);
-        if (!status) compare(r, of.o, law_ridges[n], sums[n]);
+        if (!status) status = lm_model_fetch(m, r->o, of.o, error);
+        if (!status) compare(r, law_ridges[n], sums[n]);
     }
     return status;
 }
@@ -121,15 +126,24 @@ static int measure_layers(engine *e, law_rows *r, double (*ratios)[LAW_RIDGES], 
 int law_measure(engine *e, const ridge_plan *p, double (*ratios)[LAW_RIDGES], io_error *error)
 {
     const int64_t inputs = p->windows[0].at.inputs;
-    law_rows r = { .plan = p, .config = engine_config(e), .rows = inputs < ROWS ? inputs : ROWS };
+    law_rows r = { .plan = p,
+                   .config = lm_model_config(engine_model(e)),
+                   .rows = inputs < ROWS ? inputs : ROWS };
     const size_t places = (size_t)(r.rows * p->heads * p->head_dim);
     r.vbar = calloc(places, sizeof *r.vbar), r.first = calloc(places, sizeof *r.first);
     r.weights = calloc((size_t)(r.rows * r.rows), sizeof *r.weights);
-    int status = r.vbar && r.first && r.weights ? engine_begin(e, 0, error)
-                                                : io_fail(error, EXIT_INTERNAL, "out of memory for the law");
+    r.q = calloc(places, sizeof *r.q), r.k = calloc(places, sizeof *r.k);
+    r.v = calloc(places, sizeof *r.v), r.o = calloc(places, sizeof *r.o);
+    const bool there = r.vbar && r.first && r.weights && r.q && r.k && r.v && r.o;
+    int status = there ? engine_begin(e, 0, error)
+                       : io_fail(error, EXIT_INTERNAL, "out of memory for the law");
     if (!status) status = measure_layers(e, &r, ratios, error);
     free(r.vbar);
     free(r.first);
     free(r.weights);
+    free(r.q);
+    free(r.k);
+    free(r.v);
+    free(r.o);
     return status;
 }

@@ -412,12 +412,30 @@ static void test_refusals(void **state)
         { "generate " MODELS "llama" TOKENIZER " --prompt a --system b", EXIT_USAGE,
           "--system is for --chat" },
         { "embed " MODELS "bert" TOKENIZER, EXIT_USAGE, "--text" },
+        { "eval " MODELS "llama" TOKENIZER " --text t.txt --backend gpu", EXIT_USAGE, "--backend gpu" },
+        { "eval " MODELS "llama" TOKENIZER " --text t.txt --dtype bf16", EXIT_USAGE, "--dtype bf16" },
+        { "eval " MODELS "llama" TOKENIZER " --text t.txt --device 0", EXIT_USAGE, "--backend cuda" },
     };
     (void)state;
     make_text();
     for (size_t n = 0; n < sizeof cases / sizeof *cases; n++) {
         const outcome told = run_loam("lm %s", cases[n].arguments);
         expect_complaint(&told, cases[n].status, cases[n].said);
+    }
+}
+
+/* Without a device, a driver or a build for them. */
+static void test_no_device(void **state)
+{
+    static const char *const commands[] = { "eval " MODELS "llama --text t.txt",
+                                            "generate " MODELS "llama --prompt a --device 0",
+                                            "embed " MODELS "bert --text t.txt" };
+    (void)state;
+    make_text();
+    for (int n = 0; n < 3; n++) {
+        outcome told = run_shell("CUDA_VISIBLE_DEVICES=-1 \"$LOAM\" lm %s" TOKENIZER " --backend cuda",
+                                 commands[n]);
+        expect_complaint(&told, EXIT_USAGE, "--backend cuda: ");
     }
 }
 
@@ -436,6 +454,7 @@ int main(void)
         cmocka_unit_test(test_embed),
         cmocka_unit_test(test_embed_cut),
         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_no_device),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }

@@ -56,6 +56,7 @@ typedef struct op_case {
 
 CASE(copy) { on->op->copy(on, X(0), X(1)); }
 CASE(combine) { on->op->combine(on, X(0), 0.5, X(0), -2, X(1)); }
+CASE(merge_parts) { on->op->merge_parts(on, X(0), X(1), X(2)); }
 CASE(column_sums) { on->op->column_sums(on, X(0), X(1), none, none); }
 CASE(column_sums_all) { on->op->column_sums(on, X(0), X(1), X(2), X(3)); }
 CASE(rms_norm) { on->op->rms_norm(on, X(0), X(1), X(2), X(3), EPS); }
@@ -164,6 +165,7 @@ CASE(add_positions) { on->op->add_positions(on, X(0), X(1)); }
 CASE(add_positions_back) { on->op->add_positions_back(on, X(0), X(1)); }
 CASE(gather) { on->op->gather(on, X(0), X(1), in->at); }
 CASE(scatter) { on->op->scatter(on, X(0), X(1), in->at); }
+CASE(put_rows) { on->op->put_rows(on, X(0), X(1), in->at); }
 CASE(scatter_add)
 {
     on->op->scatter_add(on, X(0), X(1), X(2), in->at);
@@ -242,6 +244,7 @@ CASE(descend) { on->op->descend(on, X(0), X(1), X(2), 0.75, 0.1); }
 static const op_case cases[] = {
     OP_CASE(copy, 2, F, F32),
     OP_CASE(combine, 2, F32, F32),
+    OP_CASE(merge_parts, 3, { ONE, FULL, OPERAND }, F, { FULL, HALF, WIDE }),
     OP_CASE(column_sums, 2, V, F),
     OP_CASE(column_sums_all, 4, V, F, F, R),
     OP_CASE(rms_norm, 4, F, R, F32, V),
@@ -285,6 +288,7 @@ static const op_case cases[] = {
     OP_CASE(add_positions_back, 2, F32, { LIST, FULL, WIDE }),
     OP_CASE(gather, 2, F32, { LIST, FULL, WIDE }),
     OP_CASE(scatter, 2, { LIST, FULL, WIDE }, F32),
+    OP_CASE(put_rows, 2, { LIST, FULL, OPERAND }, F),
     OP_CASE(scatter_add, 4, { LIST, FULL, WIDE }, { LIST, FULL, OPERAND }, F32, { LIST, FULL, WIDE }),
     OP_CASE(cross_entropy, 3, { FULL, TWO, WIDE }, F, F32),
     OP_CASE(cross_entropy_over, 2, { FULL, TWO, WIDE }, F32),
@@ -543,7 +547,7 @@ static void check_case(const op_case *op, const machine *gpu, const shape *s, in
 
 static const shape shapes[] = {
     { 1, 1, 4 },    { 1, 3, 6 },    { 3, 5, 6 },      { 1, 67, 20 }, { 3, 130, 64 }, { 1, 300, 128 },
-    { 3, 77, 130 }, { 2, 64, 256 }, { 1, 1500, 128 }, { 3, 1, 12 },  { 2, 33, 644 },
+    { 3, 77, 130 }, { 2, 64, 256 }, { 1, 1500, 128 }, { 3, 1, 12 },  { 2, 33, 644 }, { 1, 70, 1024 },
 };
 
 static void check_cases(loam_dtype operand)

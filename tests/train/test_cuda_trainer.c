@@ -129,6 +129,24 @@ static void the_cpu_finds_the_same(void **state)
     machine_close(&on);
 }
 
+static void too_wide_is_refused(void **state)
+{
+    (void)state;
+    machine on = open_gpu(LOAM_BF16);
+    course c = wide_course("softmax", true, &on);
+    loam_error error = { 0 };
+    trainer t;
+    c.options.shape.heads = 8;
+    c.options.shape.width = 1088;
+    assert_int_equal(trainer_open(&t, &on, &c.options, c.each, c.models, &error), LOAM_EUNSUPPORTED);
+    assert_string_equal(error.text, "width is 1088; expected at most 1024 on a GPU");
+    c.options.shape.width = 1024;
+    course_open(&t, &c);
+    course_advance(&t, 2);
+    trainer_close(&t);
+    machine_close(&on);
+}
+
 /* Another GPU, or another version of its products, may sum in another order. */
 static void a_checkpoint_names_its_gpu(void **state)
 {
@@ -165,10 +183,9 @@ int main(int argc, char **argv)
     }
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(float32_in_pieces),
-        cmocka_unit_test(bf16_in_pieces),
-        cmocka_unit_test(the_cpu_finds_the_same),
-        cmocka_unit_test(a_checkpoint_names_its_gpu),
+        cmocka_unit_test(float32_in_pieces),      cmocka_unit_test(bf16_in_pieces),
+        cmocka_unit_test(the_cpu_finds_the_same), cmocka_unit_test(a_checkpoint_names_its_gpu),
+        cmocka_unit_test(too_wide_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -462,6 +462,39 @@ static void test_embed(void **state)
     free(dtable.data), free(dpositions.data);
 }
 
+/* Parts of a mean over 6 values, with 1, 0, 2 and 3 of them, by the log of the sum of their weights. */
+static void test_merge(void **state)
+{
+    enum { PARTS = 4, HEADS = 2, WIDTH = 6, VALUES = 6 };
+    static const int first[PARTS + 1] = { 0, 1, 1, 3, VALUES };
+    const machine on = machine_cpu(LOAM_F64, 2);
+    matrix parts = fixture_matrix(&on, MODELS, PARTS, WIDTH), lse = fixture_matrix(&on, MODELS, PARTS, HEADS),
+           out = fixture_matrix(&on, MODELS, 1, WIDTH), x = fixture_matrix(&on, MODELS, VALUES, WIDTH),
+           score = fixture_matrix(&on, MODELS, VALUES, HEADS);
+    (void)state;
+    fixture_fill(x, 1), fixture_fill(score, 2), fixture_fill(out, 3);
+    double whole[MODELS * WIDTH];
+    for (int64_t n = 0; n < MODELS * WIDTH; n++) {
+        const int64_t m = n / WIDTH, c = n % WIDTH, h = c / (WIDTH / HEADS);
+        double sum = 0, all = 0;
+        for (int i = 0; i < PARTS; i++) {
+            double some = 0, weights = 0;
+            for (int k = first[i]; k < first[i + 1]; k++) {
+                const double weight = exp(fixture_get(score, (m * VALUES + k) * HEADS + h));
+                some += weight * fixture_get(x, (m * VALUES + k) * WIDTH + c), weights += weight;
+            }
+            fixture_set(parts, (m * PARTS + i) * WIDTH + c, weights > 0 ? some / weights : 0);
+            fixture_set(lse, (m * PARTS + i) * HEADS + h, log(weights) + 800);
+            sum += some, all += weights;
+        }
+        whole[n] = sum / all;
+    }
+    on.op->merge_parts(&on, out, parts, lse);
+    for (int64_t n = 0; n < MODELS * WIDTH; n++)
+        assert_true(fabs(fixture_get(out, n) - whole[n]) < 1e-12);
+    free(parts.data), free(lse.data), free(out.data), free(x.data), free(score.data);
+}
+
 static void test_gather(void **state)
 {
     (void)state;
@@ -487,6 +520,12 @@ static void test_gather(void **state)
         assert_true(fixture_get(sum, i) == fixture_get(x, i) + fixture_get(dx, i));
         assert_true(fixture_get(operand, i) == (fixture_get(dx, i) != 0 ? fixture_get(sum, i) : 0));
     }
+    /* Other rows stay. */
+    fixture_fill(sum, 1);
+    on.op->put_rows(&on, sum, g, at);
+    for (int64_t i = 0; i < matrix_elements(sum); i++)
+        assert_true(fixture_get(sum, i) ==
+                    (fixture_get(dx, i) != 0 ? fixture_get(dx, i) : fixture_get(x, i)));
     free(x.data), free(y.data), free(g.data), free(dx.data), free(sum.data), free(operand.data);
 }
 
@@ -716,6 +755,7 @@ int main(void)
         cmocka_unit_test(test_cross_entropy), cmocka_unit_test(test_word_loss),
         cmocka_unit_test(test_short_conv),    cmocka_unit_test(test_clear_rows),
         cmocka_unit_test(test_gelu),          cmocka_unit_test(test_narrow_weights),
+        cmocka_unit_test(test_merge),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

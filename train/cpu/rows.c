@@ -81,15 +81,20 @@ void REAL(gather)(const machine *on, matrix out, matrix x, numbers at)
     }
 }
 
+void REAL(put_rows)(const machine *on, matrix out, matrix x, numbers at)
+{
+    PARALLEL_ROWS(n, x)
+    {
+        const int32_t to = number_of(at, x, n);
+        if (to >= 0) memcpy(row_of(out, n / x.rows, to), ROW(x, x, n), (size_t)x.width * sizeof(real));
+    }
+}
+
 void REAL(scatter)(const machine *on, matrix out, matrix g, numbers at)
 {
     PARALLEL_ROWS(n, out)
     memset(ROW(out, out, n), 0, (size_t)out.width * sizeof(real));
-    PARALLEL_ROWS(n, g)
-    {
-        const int32_t to = number_of(at, g, n);
-        if (to >= 0) memcpy(row_of(out, n / g.rows, to), ROW(g, g, n), (size_t)g.width * sizeof(real));
-    }
+    REAL(put_rows)(on, out, g, at);
 }
 
 void REAL(scatter_add)(const machine *on, matrix out, matrix operand, matrix g, numbers at)

@@ -2,6 +2,7 @@
  * Sums over rows, and what is added element by element. */
 #include "train/cpu/real.h"
 
+#include <math.h>
 #include <string.h>
 
 enum { COLUMNS = 16 }; /* that one thread sums at a time */
@@ -26,6 +27,23 @@ void REAL(combine)(const machine *on, matrix out, double alpha, matrix x, double
         const real *u = ROW(x, out, n), *v = ROW(y, out, n);
         for (int64_t c = 0; c < out.width; c++)
             to[c] = (real)alpha * u[c] + (real)beta * v[c];
+    }
+}
+
+void REAL(merge_parts)(const machine *on, matrix out, matrix parts, matrix lse)
+{
+    const int64_t part = out.width / lse.width;
+#pragma omp parallel for num_threads(on->threads) schedule(static) if (matrix_elements(parts) > 4096)
+    for (int64_t n = 0; n < out.models * out.width; n++) {
+        const int64_t m = n / out.width, c = n % out.width, h = c / part;
+        real most = -(real)INFINITY, sum = 0, all = 0;
+        for (int64_t i = 0; i < parts.rows; i++)
+            most = row_of(lse, m, i)[h] > most ? row_of(lse, m, i)[h] : most;
+        for (int64_t i = 0; i < parts.rows; i++) {
+            const real weight = exp(row_of(lse, m, i)[h] - most);
+            sum += weight * row_of(parts, m, i)[c], all += weight;
+        }
+        row_of(out, m, 0)[c] = sum / all;
     }
 }
 

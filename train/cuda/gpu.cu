@@ -128,7 +128,7 @@ extern "C" loam_status gpu_download(machine_gpu *gpu, void *to, const void *from
                                     loam_error *error)
 {
     gpu_check(gpu, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, gpu->stream), "a download");
-    gpu_check(gpu, cudaStreamSynchronize(gpu->stream), "training on the GPU");
+    gpu_check(gpu, cudaStreamSynchronize(gpu->stream), "work on the GPU");
     return status_of(gpu, error);
 }
 

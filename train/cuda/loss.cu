@@ -40,14 +40,16 @@ static __device__ float block_total(float x)
 }
 
 /* With p = softmax(x): the loss is -log p_target, its gradient p - 1 at the target and p elsewhere. A row is
- * kept in shared memory: the gradient may be written over it. */
-template <int N>
+ * kept in shared memory where it has room there, else it is read again; the gradient may be written over
+ * it. */
+template <int N, bool KEPT>
 static __global__ void __launch_bounds__(LOSS_THREADS)
     entropy_kernel(view each, view g, view logits, numbers targets, const int64_t *counts, int width)
 {
-    extern __shared__ float x[];
+    extern __shared__ float kept[];
     const int i = (int)blockIdx.x, m = (int)blockIdx.y, target = targets.data[m * targets.model + i];
     const float nothing[2] = {};
+    float x[N], wanted;
     if (target < 0) {
         const float zeros[N] = {};
         for (int c = (int)threadIdx.x * N; c < width; c += LOSS_THREADS * N)
@@ -57,43 +59,52 @@ static __global__ void __launch_bounds__(LOSS_THREADS)
     }
     largest top = { -INFINITY, width };
     for (int c = (int)threadIdx.x * N; c < width; c += LOSS_THREADS * N) {
-        load<N>(x + c, logits, m, i, c);
+        load<N>(x, logits, m, i, c);
 #pragma unroll
-        for (int e = 0; e < N; e++)
-            top = larger(top, { x[c + e], c + e });
+        for (int e = 0; e < N; e++) {
+            top = larger(top, { x[e], c + e });
+            if (KEPT) kept[c + e] = x[e];
+        }
     }
     top = block_largest(top);
-    const float wanted = x[target] - top.x;
+    load<1>(&wanted, logits, m, i, target);
+    wanted -= top.x;
     float sum = 0;
-    __syncthreads();
-    for (int c = (int)threadIdx.x * N; c < width; c += LOSS_THREADS * N)
-#pragma unroll
-        for (int e = 0; e < N; e++)
-            sum += x[c + e] = expf(x[c + e] - top.x);
-    sum = block_total(sum);
-    const float share = 1 / (float)counts[m], by = share / sum;
     for (int c = (int)threadIdx.x * N; c < width; c += LOSS_THREADS * N) {
-        float d[N];
+        if (!KEPT) load<N>(x, logits, m, i, c);
+#pragma unroll
+        for (int e = 0; e < N; e++) {
+            const float weight = expf((KEPT ? kept[c + e] : x[e]) - top.x);
+            sum += weight;
+            if (KEPT) kept[c + e] = weight;
+        }
+    }
+    sum = block_total(sum);
+    if (threadIdx.x == 0) {
+        const float loss = logf(sum) - wanted, right = top.at == target;
+        store<1>(each, m, i, 0, &loss);
+        store<1>(each, m, i, 1, &right);
+    }
+    const float share = 1 / (float)counts[m], by = share / sum;
+    for (int c = (int)threadIdx.x * N; g.data && c < width; c += LOSS_THREADS * N) {
+        if (!KEPT) load<N>(x, logits, m, i, c);
 #pragma unroll
         for (int e = 0; e < N; e++)
-            d[e] = x[c + e] * by - (c + e == target ? share : 0);
-        store<N>(g, m, i, c, d);
+            x[e] = (KEPT ? kept[c + e] : expf(x[e] - top.x)) * by - (c + e == target ? share : 0);
+        store<N>(g, m, i, c, x);
     }
-    if (threadIdx.x > 0) return;
-    const float loss = logf(sum) - wanted, right = top.at == target;
-    store<1>(each, m, i, 0, &loss);
-    store<1>(each, m, i, 1, &right);
 }
 
 extern "C" void cuda_cross_entropy(const machine *on, matrix each, matrix g, matrix logits, numbers targets,
                                    const int64_t *counts)
 {
     const view from = view_of(logits), to = view_of(g);
-    const size_t shared = (size_t)logits.width * sizeof(float);
+    const bool kept = logits.width * (int64_t)sizeof(float) <= LOSS_SHARED;
+    const size_t shared = kept ? (size_t)logits.width * sizeof(float) : 0;
     const dim3 grid((unsigned)logits.rows, (unsigned)logits.models);
     const bool four = logits.width % 4 == 0 && view_aligned(from) && view_aligned(to);
-    assert(shared <= LOSS_SHARED);
-    const auto kernel = four ? entropy_kernel<4> : entropy_kernel<1>;
+    const auto kernel = kept ? (four ? entropy_kernel<4, true> : entropy_kernel<1, true>)
+                             : (four ? entropy_kernel<4, false> : entropy_kernel<1, false>);
     gpu_check(on->gpu, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
               "cross_entropy");
     kernel<<<grid, LOSS_THREADS, shared, on->gpu->stream>>>(view_of(each), to, from, targets, counts,

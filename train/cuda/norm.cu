@@ -3,7 +3,7 @@
  * rows in the same pass that makes those of the rows. */
 #include "train/cuda/sum.cuh"
 
-enum { NORM_THREADS = 256, NORM_ROWS = 64, NORM_SHARED = 48 << 10 }; /* rows of a block of the backward */
+enum { NORM_THREADS = 256, NORM_ROWS = 64, NORM_SHARED = 64 << 10 }; /* rows of a block of the backward */
 enum { NORM_COLUMNS = 32 };                                          /* of a lane there */
 enum { ROWS_AT_ONCE = 4 }; /* that a lane has where it has one pack of each: what it reads ahead */
 
@@ -414,6 +414,8 @@ static void norm_back(const machine *on, matrix dx, matrix operand, matrix dgain
     if (!gains) return;
     assert(shared <= NORM_SHARED);
     const auto kernel = four ? norm_back_kernel_of<4, CENTRED>(s) : norm_back_kernel_of<1, CENTRED>(s);
+    gpu_check(on->gpu, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
+              "norm_back");
     kernel<<<grid, NORM_THREADS, shared, on->gpu->stream>>>(v, gains, gains + sums);
     gpu_launched(on, "norm_back");
     sum_finish(on, dgain, gains, chunks, 1, false);

@@ -4,6 +4,7 @@
  * Where the result is small and the sum long, as of gradients of weights, the sum is split here, into pieces
  * that depend on the shape alone, which are added up in their order. */
 #include "train/cuda/sum.cuh"
+#include "train/cuda/weights.cuh"
 
 #include <cublasLt.h>
 #include <dlfcn.h>
@@ -85,8 +86,8 @@ static bool find_functions(products *p, loam_error *error)
 #undef FIND
     if (!found && error) {
         error->status = LOAM_EUNSUPPORTED;
-        snprintf(error->text, sizeof error->text,
-                 "training on a GPU needs cuBLASLt: no %s that can be loaded", names[0]);
+        snprintf(error->text, sizeof error->text, "products on a GPU need cuBLASLt: no %s that can be loaded",
+                 names[0]);
     }
     return found;
 }
@@ -328,46 +329,58 @@ static void multiply(const machine *on, matrix out, matrix base, matrix a, matri
                    matrix_model(a, m), matrix_model(b, m));
 }
 
-/* Room for an operand in bfloat16, rows at multiples of 16 bytes. */
-static matrix narrow_like(matrix a)
+/* What both operands are read as: all bfloat16, or all float32. */
+static loam_dtype operand_type(const machine *on, matrix a, matrix b, unsigned how)
 {
-    matrix narrow = matrix_dense(NULL, LOAM_BF16, a.models, a.rows, (a.width + 7) / 8 * 8);
-    narrow.width = a.width;
-    return narrow;
+    const bool narrow = !(how & PRODUCT_EXACT) || a.dtype == LOAM_BF16 || b.dtype == LOAM_BF16;
+    return on->operand == LOAM_BF16 && narrow ? LOAM_BF16 : LOAM_F32;
 }
 
-static size_t narrow_bytes(matrix a) { return gpu_aligned((size_t)(a.models * a.model) * 2); }
-
-/* a and b as operands, rounded in `room` where they must be; returns what is left of the room. */
-static char *as_operands(const machine *on, matrix *a, matrix *b, unsigned how, char *room)
+/* Room for an operand in another type, rows at multiples of 16 bytes. */
+static matrix converted_like(matrix a, loam_dtype dtype)
 {
-    matrix *const both[] = { a, b };
-    const bool narrow = a->dtype == LOAM_BF16 || b->dtype == LOAM_BF16 ||
-                        (on->operand == LOAM_BF16 && !(how & PRODUCT_EXACT));
-    for (int i = 0; i < 2 && narrow; i++) {
-        if (both[i]->dtype == LOAM_BF16) continue;
-        matrix rounded = narrow_like(*both[i]);
-        rounded.data = room;
-        room += narrow_bytes(rounded);
-        cuda_copy(on, rounded, *both[i]);
-        *both[i] = rounded;
-    }
+    matrix like = matrix_dense(NULL, dtype, a.models, a.rows, (a.width + 7) / 8 * 8);
+    like.width = a.width;
+    return like;
+}
+
+static size_t operand_room(matrix a, loam_dtype dtype)
+{
+    const matrix like = converted_like(a, dtype);
+    return a.dtype == dtype ? 0 : gpu_aligned((size_t)(like.models * like.model * matrix_bytes_each(like)));
+}
+
+/* a as an operand, converted in `room` where it must be; returns what is left of the room. */
+static char *as_operand(const machine *on, matrix *a, loam_dtype dtype, char *room)
+{
+    if (a->dtype == dtype) return room;
+    matrix to = converted_like(*a, dtype);
+    to.data = room;
+    room += operand_room(*a, dtype);
+    if (a->dtype == LOAM_F16)
+        weights_from_half(on, to, *a, {});
+    else
+        cuda_copy(on, to, *a);
+    *a = to;
     return room;
 }
-
-/* Of one that is not bfloat16 already. */
-static size_t operand_room(matrix a) { return a.dtype == LOAM_F32 ? narrow_bytes(narrow_like(a)) : 0; }
 
 extern "C" void cuda_product(const machine *on, matrix out, matrix a, matrix b, unsigned how)
 {
     const matrix none = {};
     const bool split = how & PRODUCT_A_TRANSPOSED && !(how & PRODUCT_B_TRANSPOSED);
+    const loam_dtype type = operand_type(on, a, b, how);
+    if (how & PRODUCT_B_TRANSPOSED && !(how & PRODUCT_A_TRANSPOSED) && out.rows <= FEW_ROWS) {
+        weights_few_rows(on, out, a, b, how & PRODUCT_ADD);
+        return;
+    }
     const int64_t pieces = split ? pieces_of(out, a.rows) : 1;
     matrix part = matrix_dense(NULL, LOAM_F32, out.models, pieces * out.rows, out.width);
     const size_t rest = pieces > 1 ? (size_t)matrix_elements(part) * sizeof(float) : 0;
-    char *room = gpu_scratch(on->gpu, operand_room(a) + operand_room(b) + rest);
+    char *room = gpu_scratch(on->gpu, operand_room(a, type) + operand_room(b, type) + rest);
     if (!room) return;
-    part.data = as_operands(on, &a, &b, how, room);
+    room = as_operand(on, &a, type, room);
+    part.data = as_operand(on, &b, type, room);
     if (pieces == 1) {
         multiply(on, out, how & PRODUCT_ADD ? out : none, a, b, how, 1);
         return;
@@ -379,8 +392,10 @@ extern "C" void cuda_product(const machine *on, matrix out, matrix a, matrix b, 
 
 extern "C" void cuda_product_onto(const machine *on, matrix out, matrix base, matrix a, matrix b)
 {
-    char *room = gpu_scratch(on->gpu, operand_room(a) + operand_room(b));
+    const loam_dtype type = operand_type(on, a, b, 0);
+    char *room = gpu_scratch(on->gpu, operand_room(a, type) + operand_room(b, type));
     if (!room) return;
-    (void)as_operands(on, &a, &b, 0, room);
+    room = as_operand(on, &a, type, room);
+    (void)as_operand(on, &b, type, room);
     multiply(on, out, base, a, b, 0, 1);
 }

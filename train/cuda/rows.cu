@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Rows by their number: words, positions, answers. */
 #include "train/cuda/sum.cuh"
+#include "train/cuda/weights.cuh"
 
 enum { ROW_THREADS = 256, RUNS = 16 }; /* runs of the batch that one thread sums over */
 
@@ -67,6 +68,11 @@ static __global__ void __launch_bounds__(ROW_THREADS)
 
 extern "C" void cuda_embed(const machine *on, matrix e, matrix table, numbers tokens, matrix positions)
 {
+    if (table.dtype == LOAM_F16) {
+        weights_from_half(on, e, table, tokens);
+        if (positions.data) cuda_add_positions(on, e, positions);
+        return;
+    }
     const view to = view_of(e), from = view_numbered(table), more = view_numbered(positions);
     const bool four = e.width % 4 == 0 && view_aligned(to) && view_aligned(from) && view_aligned(more);
     const int64_t packs = four ? e.width / 4 : e.width, all = packs * e.rows;
@@ -84,12 +90,17 @@ extern "C" void cuda_gather(const machine *on, matrix out, matrix x, numbers at)
     move_rows<true>(on, "gather", out, x, at, out.rows);
 }
 
+extern "C" void cuda_put_rows(const machine *on, matrix out, matrix x, numbers at)
+{
+    move_rows<false>(on, "put_rows", out, x, at, x.rows);
+}
+
 extern "C" void cuda_scatter(const machine *on, matrix out, matrix g, numbers at)
 {
     const matrix zero = {};
     each(on, "scatter", out, { view_of(out) }, { view_of(zero) },
          [] __device__(float *y, const float *x) { y[0] = x[0]; });
-    move_rows<false>(on, "scatter", out, g, at, g.rows);
+    cuda_put_rows(on, out, g, at);
 }
 
 template <int N>

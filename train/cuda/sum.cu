@@ -2,7 +2,7 @@
  * Sums over rows, and what is added element by element. */
 #include "train/cuda/sum.cuh"
 
-enum { FINISH_THREADS = 128 };
+enum { FINISH_THREADS = 128, MERGE_THREADS = 64 };
 
 static __global__ void __launch_bounds__(FINISH_THREADS)
     finish_kernel(view out, const float *partial, int chunks, int part, bool add)
@@ -56,6 +56,40 @@ void sum_fold(const machine *on, matrix out, const float *partial, int64_t chunk
     fold_kernel<<<grid, EACH_THREADS, 0, on->gpu->stream>>>(view_of(out), partial, (int)chunks,
                                                             (unsigned)out.width, (unsigned)all, add);
     gpu_launched(on, "sum_fold");
+}
+
+/* A thread for each column. */
+static __global__ void __launch_bounds__(MERGE_THREADS)
+    merge_kernel(view out, view parts, view lse, int rows, int width)
+{
+    const int c = (int)(blockIdx.x * MERGE_THREADS + threadIdx.x), m = (int)blockIdx.y;
+    float most = -INFINITY, sum = 0, all = 0;
+    if (c >= width) return;
+#pragma unroll 8
+    for (int i = 0; i < rows; i++) {
+        float x;
+        load<1>(&x, lse, m, i, c);
+        most = fmaxf(most, x);
+    }
+#pragma unroll 8
+    for (int i = 0; i < rows; i++) {
+        float x, of;
+        load<1>(&x, lse, m, i, c);
+        load<1>(&of, parts, m, i, c);
+        const float weight = expf(x - most);
+        sum = fmaf(weight, of, sum), all += weight;
+    }
+    sum /= all;
+    store<1>(out, m, 0, c, &sum);
+}
+
+extern "C" void cuda_merge_parts(const machine *on, matrix out, matrix parts, matrix lse)
+{
+    const dim3 grid((unsigned)((out.width + MERGE_THREADS - 1) / MERGE_THREADS), (unsigned)out.models);
+    merge_kernel<<<grid, MERGE_THREADS, 0, on->gpu->stream>>>(view_of(out), view_of(parts),
+                                                              view_shared(lse, out.width / lse.width),
+                                                              (int)parts.rows, (int)out.width);
+    gpu_launched(on, "merge_parts");
 }
 
 extern "C" void cuda_copy(const machine *on, matrix out, matrix x)
