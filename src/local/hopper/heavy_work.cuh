@@ -12,9 +12,6 @@
 #include "src/local/hopper/row_factor.cuh"
 #include "src/local/hopper/solve.cuh"
 
-/* Head dimensions with such matrices. */
-template <int DIM> constexpr bool has_row_matrices = DIM == 64 || DIM == 128;
-
 /* Keys on the list of a row; numbers of the covariance of all keys; and blocks for each multiprocessor that
  * have a place in a wave. */
 template <int DIM> constexpr int heavy_keys = DIM == 64 ? 192 : 256;

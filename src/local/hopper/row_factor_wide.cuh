@@ -200,8 +200,8 @@ static __device__ __forceinline__ square_parts end_square(square_sums &s, wide_c
 
 /* Takes column K out of row i, from minus L_iK. */
 template <int K, int COUNT>
-static __device__ __forceinline__ void update_row(square_sums (&row)[COUNT], int i,
-                                                  const square_parts &minus, const wide_column &column)
+static __device__ __forceinline__ void update_row(square_sums (&row)[COUNT], int i, const square_parts &minus,
+                                                  const wide_column &column)
 {
 #pragma unroll
     for (int m = 0; m < COUNT; m++) {
