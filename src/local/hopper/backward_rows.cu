@@ -307,11 +307,11 @@ static __device__ __forceinline__ void load_adjoint(const pairs_system<DIM, DECA
 
 /* One part is accepted at a larger residual than in forward: its error enters the gradients once, and a
  * launch with one listed block takes 0.3 ms. Row matrices take what plain steps would take too long for,
- * which the first step tells as in forward, where quotients were 9 to 46 at ridge 1. */
-template <int PARTS> static __device__ __forceinline__ cg_tolerance rows_tolerance()
+ * which the first step tells as in forward, where quotients at ridge 1 were 9 to 46, with 128 channels to 68. */
+template <int PARTS, int DIM> static __device__ __forceinline__ cg_tolerance rows_tolerance()
 {
     return PARTS == 1 ? cg_tolerance{ 8e-3f, 8e-3f, 3e-2f, 8, 0.62f, false, 0 }
-                      : cg_tolerance{ 3e-4f, 3e-4f, 1e-2f, 28, 0, false, 64 };
+                      : cg_tolerance{ 3e-4f, 3e-4f, 1e-2f, 28, 0, false, DIM == 64 ? 64.0f : 96.0f };
 }
 
 /* What follows from the adjoint solve of a block in two parts, where its solution is accurate enough. */
@@ -355,7 +355,7 @@ static __device__ __forceinline__ bool rows_block(pairs_shared<DIM> &sm, rows_co
         end_rows(sys, all, count, cg, wanted, { 0, 0, 3.5e-3f, 0, 0, true, 0 }, sum);
         return true;
     }
-    const cg_tolerance tolerance = rows_tolerance<PARTS>();
+    const cg_tolerance tolerance = rows_tolerance<PARTS, DIM>();
     first_sweep<PARTS>(sys, ridge, cg, sum, all, count, wanted);
     /* Where rows that see many keys had two parts in forward, row matrices had solved them. */
     const bool by_matrices = PARTS == 2 && listed && __syncthreads_or(two_parts);
