@@ -307,7 +307,8 @@ static __device__ __forceinline__ void load_adjoint(const pairs_system<DIM, DECA
 
 /* One part is accepted at a larger residual than in forward: its error enters the gradients once, and a
  * launch with one listed block takes 0.3 ms. Row matrices take what plain steps would take too long for,
- * which the first step tells as in forward, where quotients at ridge 1 were 9 to 46, with 128 channels to 68. */
+ * which the first step tells as in forward, where quotients were 9 to 46 at ridge 1, with 128 channels up
+ * to 68. */
 template <int PARTS, int DIM> static __device__ __forceinline__ cg_tolerance rows_tolerance()
 {
     return PARTS == 1 ? cg_tolerance{ 8e-3f, 8e-3f, 3e-2f, 8, 0.62f, false, 0 }

@@ -8,8 +8,8 @@
  * Blocks whose rows see many keys have directions and weights in one part each, which leaves a residual of
  * about 2^-11; the last sweep measures the true one. Where it misses the tolerance, or the iteration is too
  * slow to reach it, the block is listed for the launches that give each row a matrix of its own
- * (heavy_solve.cu). Blocks with few keys have two parts at once, in a launch that overlaps with the first. One
- * kernel for both would need too many registers for its products to be pipelined.
+ * (heavy_solve.cu). Blocks with few keys have two parts at once, in a launch that overlaps with the first.
+ * One kernel for both would need too many registers for its products to be pipelined.
  */
 #include "src/local/hopper/forward_rows.cuh"
 #include "src/local/hopper/heavy_work.cuh"

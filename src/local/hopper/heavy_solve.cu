@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * The systems of Local Linear Attention on Hopper, of forward and of the adjoint solve, for listed blocks
- * of 64 rows with 64 or 128 dimensions: conjugate gradients with a matrix for each row as preconditioner. Three
- * launches for each wave of the list: the heavy keys of the rows, the inverses of their matrices, the steps
- * and what follows from the solution. In one kernel they would leave each other too few registers.
+ * of 64 rows: conjugate gradients with a matrix for each row as preconditioner. Three launches for each wave
+ * of the list: the heavy keys of the rows, the inverses of their matrices, the steps and what follows from
+ * the solution. In one kernel they would leave each other too few registers.
  */
 #include "src/local/hopper/forward_rows.cuh"
 #include "src/local/hopper/heavy.cuh"

@@ -347,9 +347,9 @@ template <int DIM> struct vector_parts {
     uint32_t hi[DIM / SQUARE][2], lo[DIM / SQUARE][2];
 };
 
-/* What squares (0, i) .. (i, i) of V, which lie at squares[n], add to z = V V^T r of eight vectors r, for each
- * of COUNT factors V. Where OWN, only to vector `own`. z: channels 16 n + g and 16 n + 8 + g of vectors 2 t
- * and 2 t + 1. */
+/* What squares (0, i) .. (i, i) of V, which lie at squares[n], add to z = V V^T r of eight vectors r, of each
+ * of COUNT factors V; OWN: only to vector `own`. z: channels 16 n + g and 16 n + 8 + g of vectors 2 t and
+ * 2 t + 1. */
 template <int COUNT, bool OWN, int DIM>
 static __device__ __forceinline__ void multiply_squares(float (&z)[COUNT][DIM / SQUARE][4],
                                                         const vector_parts<DIM> &r, int i,
