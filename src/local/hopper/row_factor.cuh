@@ -356,22 +356,27 @@ static __device__ __forceinline__ void multiply_squares(float (&z)[COUNT][DIM / 
                                                         const unsigned char *const (&squares)[COUNT],
                                                         int own = 0)
 {
+    constexpr int chains = OWN ? 4 : 1; /* of products that wait for each other */
     uint32_t v[4];
-    float y[COUNT][4] = {};
+    float y[COUNT][chains][4] = {};
     uint32_t first[COUNT][2], second[COUNT][2];
 #pragma unroll
     for (int j = 0; j <= i; j++) {
 #pragma unroll
         for (int n = 0; n < COUNT; n++) {
             load_square_transposed(v, squares[n], j);
-            mma_half(y[n], v, r.lo[j][0], r.lo[j][1]);
-            mma_half(y[n], v, r.hi[j][0], r.hi[j][1]);
+            mma_half(y[n][2 * j % chains], v, r.lo[j][0], r.lo[j][1]);
+            mma_half(y[n][(2 * j + 1) % chains], v, r.hi[j][0], r.hi[j][1]);
         }
     }
 #pragma unroll
     for (int n = 0; n < COUNT; n++) {
-        split_pair<__half>(first[n], y[n][0], y[n][1]);
-        split_pair<__half>(second[n], y[n][2], y[n][3]);
+        float(&sum)[4] = y[n][0];
+#pragma unroll
+        for (int at = 4; at < 4 * chains; at++)
+            sum[at % 4] += y[n][at / 4][at % 4];
+        split_pair<__half>(first[n], sum[0], sum[1]);
+        split_pair<__half>(second[n], sum[2], sum[3]);
 #pragma unroll
         for (int part = 0; part < 2; part++) {
             first[n][part] = transposed_matrix(first[n][part]);
