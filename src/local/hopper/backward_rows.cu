@@ -9,8 +9,9 @@
  * in one tile. It also finds the residual of the adjoint solve: with E = g - gbar + t,
  * drho - (Cov + Lambda) y = -sum p E kappa - Lambda y. Blocks that miss the tolerance, and all other blocks,
  * have two parts in everything, in launches of their own; there a sweep before the last finds the means of u
- * and t. With 64 dimensions the adjoint solve of blocks that plain steps would take too long for is that of
- * heavy_solve.cu, before a launch that goes on from y. Blocks with rows for float64 are left to query_kernel.
+ * and t. The adjoint solve of blocks that plain steps would take too long for is that of heavy_solve.cu,
+ * before a launch that goes on from y: with 64 dimensions in fp16 (backward_solved.cu), with 128, which leave
+ * no registers for that sweep, in two bf16 parts. Blocks with rows for float64 are left to query_kernel.
  */
 #include "src/local/cuda/solve_work.cuh"
 #include "src/local/hopper/backward_pairs.cuh"
@@ -276,19 +277,58 @@ static __device__ __forceinline__ void put_adjoint(const pairs_system<DIM, DECAY
                                                                      cg.unit[row] };
 }
 
+/* What the first sweep left of such a block, and its solution. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void load_adjoint(const pairs_system<DIM, DECAYED> &sys,
+                                                    const rows_launch &all, row_ridge &ridge, cg_rows &cg,
+                                                    rows_sums &sum)
+{
+    const heavy_work &heavy = *all.heavy;
+    const float *const from = heavy.vectors + sys.sm.listed * listed_vectors<DIM> + threadIdx.x;
+    const lane_vector x = sys.vector(VECTOR_X), b = sys.vector(VECTOR_B);
+    float bb[2] = { 0, 0 }, largest[2];
+#pragma unroll 8
+    for (int n = 0; n < DIM / 2; n++) {
+        const float at = from[listed_vector<DIM> + n * THREADS];
+        x.put(n, from[n * THREADS]), b.put(n, at);
+        bb[n / 2 % 2] += at * at;
+    }
+    cg = {};
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const int64_t line = sys.sm.listed * ROWS + sys.r.at[row];
+        const adjoint_row own = heavy.adjoint[line];
+        sum.rest[row] = own.rest, sum.peak[row] = own.peak, cg.unit[row] = own.unit;
+        cg.bb[row] = quad_sum(bb[row]), largest[row] = heavy.weight[line].largest;
+    }
+    if (all.p.ridge_unit == LOAM_RIDGE_MAX) ridge = row_ridge_of(all.p, all.a, sys.block, sys.r, largest);
+    put_ridge(sys);
+}
+
 /* One part is accepted at a larger residual than in forward: its error enters the gradients once, and a
  * launch with one listed block takes 0.3 ms. Row matrices take what plain steps would take too long for,
- * which the first step tells as in forward, where quotients were 9 to 46 at ridge 1. */
+ * which the first step tells as in forward, where quotients were 9 to 46 at ridge 1, with 128 channels up
+ * to 68. */
 template <int PARTS, int DIM> static __device__ __forceinline__ cg_tolerance rows_tolerance()
 {
-    return PARTS == 1              ? cg_tolerance{ 8e-3f, 8e-3f, 3e-2f, 8, 0.62f, false, 0 }
-           : has_row_matrices<DIM> ? cg_tolerance{ 3e-4f, 3e-4f, 1e-2f, 28, 0, false, 64 }
-                                   : cg_tolerance{ 3e-4f, 3e-4f, 1e-2f, 128, 0, false, 0 };
+    return PARTS == 1 ? cg_tolerance{ 8e-3f, 8e-3f, 3e-2f, 8, 0.62f, false, 0 }
+                      : cg_tolerance{ 3e-4f, 3e-4f, 1e-2f, 28, 0, false, DIM == 64 ? 64.0f : 96.0f };
+}
+
+/* What follows from the adjoint solve of a block in two parts, where its solution is accurate enough. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void end_rows(const pairs_system<DIM, DECAYED> &sys, const rows_launch &all,
+                                                rows_count &count, const cg_rows &cg, const bool (&wanted)[2],
+                                                const cg_tolerance &tolerance, rows_sums &sum)
+{
+    const bool good = check_rows(rows_system<DIM, DECAYED>(sys, all, count), cg, wanted, tolerance, sum);
+    if (good) finish_rows_two_parts(rows_system<DIM, DECAYED>(sys, all, count), cg, sum);
+    if (threadIdx.x == 0) all.arrays.state[sys.sm.block] = good ? ROWS_TWO_PARTS : ROWS_PENDING;
 }
 
 /* Computes the rows of the block in PARTS bf16 parts, or leaves their adjoint solve to row matrices; false
- * where that is not enough. listed: one part was not. */
-template <int PARTS, int DIM, bool DECAYED>
+ * where that is not enough. listed: one part was not. SOLVED: row matrices have found the solution. */
+template <int PARTS, int DIM, bool DECAYED, bool SOLVED>
 static __device__ __forceinline__ bool rows_block(pairs_shared<DIM> &sm, rows_count &count,
                                                   const rows_launch &all, float *scratch, bool listed)
 {
@@ -311,21 +351,21 @@ static __device__ __forceinline__ bool rows_block(pairs_shared<DIM> &sm, rows_co
     two_parts |= load_lse(sys, all, block, r, ridge, wanted);
     /* In one part, the pass at 128 dimensions has no registers for the gradient of the scale. */
     if (PARTS == 1 && (__syncthreads_or(two_parts) || (DIM > 64 && all.a.grad_scale))) return false;
+    if constexpr (SOLVED) {
+        load_adjoint(sys, all, ridge, cg, sum);
+        end_rows(sys, all, count, cg, wanted, { 0, 0, 3.5e-3f, 0, 0, true, 0 }, sum);
+        return true;
+    }
     const cg_tolerance tolerance = rows_tolerance<PARTS, DIM>();
     first_sweep<PARTS>(sys, ridge, cg, sum, all, count, wanted);
     /* Where rows that see many keys had two parts in forward, row matrices had solved them. */
-    const bool by_matrices = PARTS == 2 && has_row_matrices<DIM> && listed && __syncthreads_or(two_parts);
+    const bool by_matrices = PARTS == 2 && listed && __syncthreads_or(two_parts);
     if (!by_matrices) cg_run<PARTS>(sys, cg, tolerance);
-    if constexpr (PARTS == 2 && has_row_matrices<DIM>) {
-        if (__syncthreads_or(cg.live[0] || cg.live[1])) {
-            put_adjoint(sys, all, cg, sum);
-            return true;
-        }
-    }
     if constexpr (PARTS == 2) {
-        const bool good = check_rows(rows_system<DIM, DECAYED>(sys, all, count), cg, wanted, tolerance, sum);
-        if (good) finish_rows_two_parts(rows_system<DIM, DECAYED>(sys, all, count), cg, sum);
-        if (threadIdx.x == 0) all.arrays.state[sm.block] = good ? ROWS_TWO_PARTS : ROWS_PENDING;
+        if (__syncthreads_or(cg.live[0] || cg.live[1]))
+            put_adjoint(sys, all, cg, sum);
+        else
+            end_rows(sys, all, count, cg, wanted, tolerance, sum);
         return true;
     } else {
         const float bound = tolerance.accept * tolerance.accept;
@@ -337,7 +377,7 @@ static __device__ __forceinline__ bool rows_block(pairs_shared<DIM> &sm, rows_co
     }
 }
 
-template <int PARTS, int DIM, bool DECAYED>
+template <int PARTS, int DIM, bool DECAYED, bool SOLVED>
 __global__ void __launch_bounds__(THREADS, 2)
     rows_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                        const local_saved saved, const row_arrays arrays, const solve_work work,
@@ -348,7 +388,8 @@ __global__ void __launch_bounds__(THREADS, 2)
     pairs_shared<DIM> &sm = *(pairs_shared<DIM> *)swizzled_memory;
     const rows_launch all = { p, a, saved, arrays, work, maps, &copy, &heavy };
     const solve_launch solve = { p, a, saved, work, maps.all, &copy, &heavy };
-    const block_list unlisted = {}, list = { work.next_listed, work.listed, work.listed_count };
+    const block_list unlisted = {}, list = { work.next_listed, work.listed, work.listed_count },
+                     ended = { work.next_ended, heavy.listed, work.heavy_count };
     rows_count count = {};
     if (PARTS == 2) launch_dependents();
     if (threadIdx.x == 0) {
@@ -363,11 +404,12 @@ __global__ void __launch_bounds__(THREADS, 2)
     }
     for (;;) {
         __syncthreads();
-        if (threadIdx.x == 0) claim_block<PARTS, DECAYED>(sm, solve, blocks, listed ? list : unlisted);
+        if (threadIdx.x == 0)
+            claim_block<PARTS, DECAYED>(sm, solve, blocks, SOLVED ? ended : listed ? list : unlisted);
         __syncthreads();
         if (sm.block < 0) break;
         float *scratch = work.scratch + (int64_t)sm.scratch * VECTORS * (DIM / 2) * THREADS;
-        const bool solved = rows_block<PARTS, DIM, DECAYED>(sm, count, all, scratch, listed);
+        const bool solved = rows_block<PARTS, DIM, DECAYED, SOLVED>(sm, count, all, scratch, listed);
         if (!solved && threadIdx.x == 0) work.listed[atomicAdd(work.listed_count, 1ull)] = (int32_t)sm.block;
     }
     if (threadIdx.x == 0) {
@@ -379,12 +421,12 @@ __global__ void __launch_bounds__(THREADS, 2)
 
 /* ------------------------------------------------------------------ the launches */
 
-template <int PARTS, int DIM, bool DECAYED>
+template <int PARTS, int DIM, bool DECAYED, bool SOLVED = false>
 static loam_status launch_pass(const loam_problem *p, const loam_args *a, const rows_plan *plan, bool listed,
                                bool overlapped, loam_error *error)
 {
     const int64_t blocks = (int64_t)row_blocks(p), most = plan->work.scratches;
-    return cuda_launch("rows_kernel_hopper", rows_kernel_hopper<PARTS, DIM, DECAYED>,
+    return cuda_launch("rows_kernel_hopper", rows_kernel_hopper<PARTS, DIM, DECAYED, SOLVED>,
                        most < blocks ? most : blocks, THREADS, rows_shared_bytes<DIM>, a->stream, overlapped,
                        error, *p, *a, plan->saved, plan->rows, plan->work, blocks, listed, plan->maps,
                        plan->copy, plan->heavy);
@@ -396,14 +438,14 @@ static loam_status launch_listed(const loam_problem *p, const loam_args *a, cons
                                  loam_error *error)
 {
     if (!DECAYED) TRY((launch_pass<2, DIM, DECAYED>(p, a, plan, true, false, error)));
-    if constexpr (has_row_matrices<DIM>) {
-        rows_plan narrow = *plan;
-        TRY(key_map_make(&narrow.maps.all.k, p, &plan->copy.keys, TILE_SIDE, error));
-        TRY(key_map_make(&narrow.maps.all.v, p, &plan->copy.values, TILE_SIDE, error));
-        TRY(heavy_adjoint(p, a, &plan->work, &plan->copy, &plan->heavy, &narrow.maps.all, error));
-        TRY(rows_solved(p, a, &narrow, error));
-    }
-    return LOAM_OK;
+    rows_plan narrow = *plan;
+    TRY(key_map_make(&narrow.maps.all.k, p, &plan->copy.keys, TILE_SIDE, error));
+    TRY(key_map_make(&narrow.maps.all.v, p, &plan->copy.values, TILE_SIDE, error));
+    TRY(heavy_adjoint(p, a, &plan->work, &plan->copy, &plan->heavy, &narrow.maps.all, error));
+    if constexpr (DIM == 64)
+        return rows_solved(p, a, &narrow, error);
+    else
+        return launch_pass<2, DIM, DECAYED, true>(p, a, plan, false, false, error);
 }
 
 template <int DIM>
@@ -414,7 +456,7 @@ static loam_status launch(const loam_problem *p, const loam_args *a, rows_plan *
     TRY(key_map_make(&plan->maps.all.k, p, &a->k, TILE_SIDE, error));
     TRY(key_map_make(&plan->maps.all.v, p, &a->v, TILE_SIDE, error));
     TRY(solve_work_clear(&plan->work, a, error));
-    if (has_row_matrices<DIM>) TRY(half_copy_make(&plan->copy, p, a, error));
+    TRY(half_copy_make(&plan->copy, p, a, error));
     if (p->decay) {
         TRY((launch_pass<2, DIM, true>(p, a, plan, false, false, error)));
         return launch_listed<DIM, true>(p, a, plan, error);
@@ -431,10 +473,8 @@ static rows_plan plan_of(const loam_problem *p, void *memory, size_t *bytes)
     arena solver = { (char *)memory, 0 }, pool = { (char *)memory, 0 };
     plan.work = solve_work_carve(p, &solver);
     (void)arena_take(&pool, local_adjoint_cuda_work(p), 1);
-    if (local_padded_dim(p) == TILE_SIDE) {
-        plan.copy = half_copy_carve(p, &plan.work, &pool);
-        plan.heavy = heavy_work_carve(p, &pool);
-    }
+    plan.copy = half_copy_carve(p, &plan.work, &pool);
+    plan.heavy = heavy_work_carve(p, &pool);
     *bytes = pool.used;
     return plan;
 }

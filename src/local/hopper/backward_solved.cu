@@ -139,7 +139,7 @@ static __device__ __forceinline__ solved_units load_solved(const solved_system<D
             const float2 rho = rs.pair(rs.all.saved.rho, row, c), y = solution_of(solution, own, n, at),
                          mean = rs.pair(rs.all.saved.kbar, row, c),
                          value = rs.pair(rs.all.saved.vbar, row, c), grad = wide_pair(grad_tile, rs.r, n, at),
-                         b = solution_of(solution + LISTED_VECTOR, own, n, at),
+                         b = solution_of(solution + listed_vector<TILE_SIDE>, own, n, at),
                          lambda = lambda_of(rs, row, c);
             const float2 part = { -y.x * rho.x * rs.ridge.unit[row], -y.y * rho.y * rs.ridge.unit[row] };
             rho_extent.add(row, rho), y_extent.add(row, y), grad_extent.add(row, grad);
@@ -481,7 +481,7 @@ static __device__ __forceinline__ void rows_after_solution(pairs_shared<TILE_SID
     sys.lse2[0] = lse2[0], sys.lse2[1] = lse2[1];
 
     solved_rows rows;
-    const float *const solution = heavy.vectors + sm.listed * LISTED_VECTORS;
+    const float *const solution = heavy.vectors + sm.listed * listed_vectors<TILE_SIDE>;
     const solved_units units = load_solved(solved_system<DECAYED>(sys, all, count), own, solution, largest,
                                            rows);
     put_operands(solved_system<DECAYED>(sys, all, count), own, solution, units);

@@ -7,10 +7,9 @@
  *
  * Blocks whose rows see many keys have directions and weights in one part each, which leaves a residual of
  * about 2^-11; the last sweep measures the true one. Where it misses the tolerance, or the iteration is too
- * slow to reach it, the block is listed: with 64 dimensions for the launches that give each row a matrix of
- * its own (heavy_solve.cu), else for a launch in two parts. Blocks with few keys have two parts at once, in a
- * launch that overlaps with the first. One kernel for both would need too many registers for its products to
- * be pipelined.
+ * slow to reach it, the block is listed for the launches that give each row a matrix of its own
+ * (heavy_solve.cu). Blocks with few keys have two parts at once, in a launch that overlaps with the first.
+ * One kernel for both would need too many registers for its products to be pipelined.
  */
 #include "src/local/hopper/forward_rows.cuh"
 #include "src/local/hopper/heavy_work.cuh"
@@ -176,23 +175,20 @@ static __device__ __forceinline__ void means_sweep(const block_system<DIM, DECAY
 /* Steps without a preconditioner; in two parts, as many as the matrices of a block that sees few keys are
  * worth. With `saved`, gradients follow: they need a more exact probe than o does, and one that took many
  * steps in one part does not bear the rounding to bf16. */
-template <int PARTS, int DIM> static __device__ __forceinline__ cg_tolerance plain_tolerance(bool saved)
+template <int PARTS> static __device__ __forceinline__ cg_tolerance plain_tolerance(bool saved)
 {
-    const int most = has_row_matrices<DIM> ? 28 : 128;
-    const float stop = saved ? 3e-4f : 1.2e-3f, rate = has_row_matrices<DIM> ? 0.77f : 0;
-    return PARTS == 2 ? cg_tolerance{ stop, stop, 1e-2f, most, rate, false, 0 }
+    const float stop = saved ? 3e-4f : 1.2e-3f;
+    return PARTS == 2 ? cg_tolerance{ stop, stop, 1e-2f, 28, 0.77f, false, 0 }
            : saved    ? cg_tolerance{ 6e-3f, 6e-3f, 1.8e-2f, 8, 0.62f, false, 0 }
                       : cg_tolerance{ 6e-3f, 3e-3f, 1.2e-2f, 16, 0.77f, true, 0 };
 }
 
-/* Are steps in PARTS parts not enough for a row? In two parts, without matrices, what is left is for
- * float64. */
-template <int PARTS, int DIM>
+/* Are steps in PARTS parts not enough for a row? */
+template <int PARTS>
 static __device__ __forceinline__ bool needs_more(const cg_rows &cg, const cg_tolerance &tolerance)
 {
     const float bound = PARTS == 1 ? tolerance.accept * tolerance.accept : 0;
-    return (PARTS == 1 || has_row_matrices<DIM>)&&((cg.live[0] && cg.rr[0] > bound * cg.bb[0]) ||
-                                                   (cg.live[1] && cg.rr[1] > bound * cg.bb[1]));
+    return (cg.live[0] && cg.rr[0] > bound * cg.bb[0]) || (cg.live[1] && cg.rr[1] > bound * cg.bb[1]);
 }
 
 /* Solves the rows of the block in PARTS parts; false where that is not enough. The means of its rows are then
@@ -220,13 +216,13 @@ static __device__ __forceinline__ bool solve_rows(solver_shared<DIM, __half> &sm
     weight[0] = { lse2[0], largest[0] }, weight[1] = { lse2[1], largest[1] };
     set_weights(sys, lse2, largest);
     ridge = ridge_in_units(p, a, block, r, sys.units, largest);
-    const cg_tolerance tolerance = plain_tolerance<PARTS, DIM>(a.saved != NULL);
+    const cg_tolerance tolerance = plain_tolerance<PARTS>(a.saved != NULL);
     const bool wanted[2] = { within_range(sys, largest, 0), within_range(sys, largest, 1) };
     cg_rows k_storage;
     cg_rows &cg = in_memory(k_storage);
     start_solve(sys, cg, wanted);
     cg_run<PARTS>(sys, cg, tolerance);
-    if (__syncthreads_or(needs_more<PARTS, DIM>(cg, tolerance))) return false;
+    if (__syncthreads_or(needs_more<PARTS>(cg, tolerance))) return false;
     output_sweep<PARTS>(sys, cg, all.saved, error2, finite);
     row_verdict verdict[2];
 #pragma unroll
@@ -239,30 +235,16 @@ static __device__ __forceinline__ bool solve_rows(solver_shared<DIM, __half> &sm
     return true;
 }
 
-/* Leaves the block, its means and weights to the launches that solve it by row matrices, or without these to
- * the launch in two parts. */
-template <int DIM>
-static __device__ __forceinline__ void list_block(solver_shared<DIM, __half> &sm, const solve_launch &all,
-                                                  float *scratch, const row_weight (&weight)[2])
-{
-    if constexpr (has_row_matrices<DIM>)
-        put_listed(sm, all, row_pair_of(all.p, sm.rows), weight, scratch_vector<DIM>(scratch, VECTOR_KBAR), 1,
-                   scratch_vector<DIM>(scratch, VECTOR_VBAR));
-    else if (threadIdx.x == 0)
-        all.work.listed[atomicAdd(all.work.listed_count, 1ull)] = (int32_t)sm.block;
-}
-
 template <int PARTS, int DIM, bool DECAYED>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     solved_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
-                         const local_saved saved, const solve_work work, const int64_t blocks, bool listed,
+                         const local_saved saved, const solve_work work, const int64_t blocks,
                          const __grid_constant__ qkv_maps maps, const __grid_constant__ half_copy copy,
                          const __grid_constant__ heavy_work heavy)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     solver_shared<DIM, __half> &sm = *(solver_shared<DIM, __half> *)swizzled_memory;
     const solve_launch all = { p, a, saved, work, maps, &copy, &heavy };
-    const block_list list = { listed ? work.next_listed : NULL, work.listed, work.listed_count };
     ring_count count = { 0 };
     unsigned queries = 0;
     /* The copy in fp16 is complete before a launch that overlaps with this one begins. */
@@ -281,13 +263,14 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     for (;;) {
         __syncthreads();
-        if (threadIdx.x == 0) claim_block<PARTS, DECAYED>(sm, all, blocks, list);
+        if (threadIdx.x == 0) claim_block<PARTS, DECAYED>(sm, all, blocks, block_list{});
         __syncthreads();
         if (sm.block < 0) break;
         float *scratch = work.scratch + (int64_t)sm.scratch * VECTORS * (DIM / 2) * THREADS;
         row_weight weight[2];
         if (!solve_rows<PARTS, DIM, DECAYED>(sm, count, queries, all, scratch, in_memory(weight)))
-            list_block<DIM>(sm, all, scratch, weight);
+            put_listed(sm, all, row_pair_of(p, sm.rows), weight, scratch_vector<DIM>(scratch, VECTOR_KBAR), 1,
+                       scratch_vector<DIM>(scratch, VECTOR_VBAR));
     }
     if (threadIdx.x == 0) {
         __threadfence();
@@ -301,16 +284,16 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 template <int PARTS, int DIM, bool DECAYED>
 static loam_status launch_pass(const loam_problem *p, const loam_args *a, const local_saved *saved,
                                const solve_work *work, const half_copy *copy, const heavy_work *heavy,
-                               const qkv_maps *maps, bool listed, bool overlapped, loam_error *error)
+                               const qkv_maps *maps, loam_error *error)
 {
     const int64_t blocks = (int64_t)row_blocks(p), most = work->scratches;
     return cuda_launch("solved_kernel_hopper", solved_kernel_hopper<PARTS, DIM, DECAYED>,
                        most < blocks ? most : blocks, THREADS, sizeof(solver_shared<DIM, __half>), a->stream,
-                       overlapped, error, *p, *a, *saved, *work, blocks, listed, *maps, *copy, *heavy);
+                       true, error, *p, *a, *saved, *work, blocks, *maps, *copy, *heavy);
 }
 
 /* Blocks with few keys in two parts; beside them all others in one part; then those for which that was not
- * enough, with matrices, or without them in two parts. Where scores decay, all blocks in two parts first. */
+ * enough, with matrices. Where scores decay, all blocks in two parts first. */
 template <int DIM> static loam_status launch(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
@@ -325,15 +308,12 @@ template <int DIM> static loam_status launch(const loam_problem *p, const loam_a
     TRY(solve_work_clear(&work, a, error));
     TRY(half_copy_make(&copy, p, a, error));
     if (p->decay) {
-        TRY((launch_pass<2, DIM, true>(p, a, &saved, &work, &copy, &heavy, &maps, false, true, error)));
+        TRY((launch_pass<2, DIM, true>(p, a, &saved, &work, &copy, &heavy, &maps, error)));
     } else {
-        TRY((launch_pass<2, DIM, false>(p, a, &saved, &work, &copy, &heavy, &maps, false, true, error)));
-        TRY((launch_pass<1, DIM, false>(p, a, &saved, &work, &copy, &heavy, &maps, false, true, error)));
+        TRY((launch_pass<2, DIM, false>(p, a, &saved, &work, &copy, &heavy, &maps, error)));
+        TRY((launch_pass<1, DIM, false>(p, a, &saved, &work, &copy, &heavy, &maps, error)));
     }
-    if (has_row_matrices<DIM>) return heavy_forward(p, a, &saved, &work, &copy, &heavy, &maps, error);
-    return p->decay
-               ? LOAM_OK
-               : launch_pass<2, DIM, false>(p, a, &saved, &work, &copy, &heavy, &maps, true, false, error);
+    return heavy_forward(p, a, &saved, &work, &copy, &heavy, &maps, error);
 }
 
 size_t local_solved_hopper_work(const loam_problem *p)

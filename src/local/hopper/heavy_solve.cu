@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
  * The systems of Local Linear Attention on Hopper, of forward and of the adjoint solve, for listed blocks
- * of 64 rows with 64 dimensions: conjugate gradients with a matrix for each row as preconditioner. Three
- * launches for each wave of the list: the heavy keys of the rows, the inverses of their matrices, the steps
- * and what follows from the solution. In one kernel they would leave each other too few registers.
+ * of 64 rows: conjugate gradients with a matrix for each row as preconditioner. Three launches for each wave
+ * of the list: the heavy keys of the rows, the inverses of their matrices, the steps and what follows from
+ * the solution. In one kernel they would leave each other too few registers.
  */
 #include "src/local/hopper/forward_rows.cuh"
 #include "src/local/hopper/heavy.cuh"
 #include "src/local/hopper/pcg.cuh"
+#include "src/local/hopper/row_factor_wide.cuh"
 
 /* What the launches of a wave share. */
 struct heavy_launch {
@@ -16,12 +17,12 @@ struct heavy_launch {
 };
 
 /* Barriers of a thread block that takes one block of rows after another. */
-static __device__ __forceinline__ void init_barriers(solver_shared<TILE_SIDE, __half> &sm)
+template <int DIM> static __device__ __forceinline__ void init_barriers(solver_shared<DIM, __half> &sm)
 {
     if (threadIdx.x == 0) {
-        for (int n = 0; n < (int)ring_stages<TILE_SIDE>; n++)
+        for (int n = 0; n < (int)ring_stages<DIM>; n++)
             barrier_init(&sm.full[n], 1);
-        for (int n = 0; n < (THREADS / 32) * FACTOR_STAGES; n++)
+        for (int n = 0; n < (THREADS / 32) * (int)factor_stages<DIM>; n++)
             barrier_init(&factor_barriers(sm)[n], 1);
         barrier_init(&sm.query_full, 1);
         fence_async_proxy();
@@ -29,7 +30,8 @@ static __device__ __forceinline__ void init_barriers(solver_shared<TILE_SIDE, __
 }
 
 /* The next block of rows of this wave, its number on the list in sm.listed; false where there is none. */
-static __device__ __forceinline__ bool claim_listed(solver_shared<TILE_SIDE, __half> &sm,
+template <int DIM>
+static __device__ __forceinline__ bool claim_listed(solver_shared<DIM, __half> &sm,
                                                     const heavy_launch &launch, int64_t *counter)
 {
     const solve_launch &all = launch.all;
@@ -55,19 +57,19 @@ static __device__ __forceinline__ void load_weights(row_weight (&weight)[2], con
 
 /* ------------------------------------------------------------------ the heavy keys */
 
-template <bool DECAYED>
-static __device__ __forceinline__ void list_rows(solver_shared<TILE_SIDE, __half> &sm, ring_count &count,
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void list_rows(solver_shared<DIM, __half> &sm, ring_count &count,
                                                  unsigned queries, const heavy_launch &launch)
 {
     const solve_launch &all = launch.all;
     const row_block &block = sm.rows;
     const row_pair r = row_pair_of(all.p, block);
     row_ridge ridge = {};
-    block_system<TILE_SIDE, DECAYED, __half> sys = block_system_of<TILE_SIDE, DECAYED>(
-        all.p, all.a, block, r, ridge, all.maps, sm, count, NULL);
+    block_system<DIM, DECAYED, __half> sys = block_system_of<DIM, DECAYED>(all.p, all.a, block, r, ridge,
+                                                                           all.maps, sm, count, NULL);
     row_weight weight[2];
     list_limit limit[2];
-    float mean[2 * SQUARES];
+    float mean[8];
     load_weights(weight, all.heavy->weight + sm.listed * ROWS, r);
     const float lse2[2] = { weight[0].lse2, weight[1].lse2 },
                 largest[2] = { weight[0].largest, weight[1].largest };
@@ -77,10 +79,10 @@ static __device__ __forceinline__ void list_rows(solver_shared<TILE_SIDE, __half
     ridge = ridge_in_units(all.p, all.a, block, r, sys.units, largest);
     const bool wanted[2] = { within_range(sys, largest, 0), within_range(sys, largest, 1) };
     count_pass(sys, limit, mean);
-    list_pass(sys, limit, wanted, mean, all.heavy->slot(sm.listed - launch.wave.base));
+    list_pass(sys, limit, wanted, mean, all.heavy->slot<DIM>(sm.listed - launch.wave.base));
 }
 
-template <bool DECAYED>
+template <int DIM, bool DECAYED>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     heavy_keys_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                       const local_saved saved, const solve_work work, const __grid_constant__ qkv_maps maps,
@@ -88,7 +90,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                       const heavy_wave wave)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
-    solver_shared<TILE_SIDE, __half> &sm = *(solver_shared<TILE_SIDE, __half> *)swizzled_memory;
+    solver_shared<DIM, __half> &sm = *(solver_shared<DIM, __half> *)swizzled_memory;
     const solve_launch all = { p, a, saved, work, maps, &copy, &heavy };
     const heavy_launch launch = { all, wave };
     wait_for_previous_launch();
@@ -97,64 +99,90 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     ring_count count = { 0 };
     init_barriers(sm);
     for (unsigned n = 0; claim_listed(sm, launch, work.next_heavy); n++)
-        list_rows<DECAYED>(sm, count, n, launch);
+        list_rows<DIM, DECAYED>(sm, count, n, launch);
 }
 
 /* ------------------------------------------------------------------ their matrices */
 
-/* Rows that a thread block takes at a time, so many for each warp. */
-enum { MATRIX_ROWS = 16, MATRICES = MATRIX_ROWS / (THREADS / 32), MATRIX_BLOCKS = 3 };
+/* Rows that a thread block takes at a time, and thread blocks of a multiprocessor. */
+enum { MATRIX_ROWS = 16, MATRIX_BLOCKS = 3 };
 
-struct matrix_shared {
+template <int DIM> struct matrix_shared;
+
+/* A warp has a row. */
+template <> struct matrix_shared<64> {
+    static constexpr int lists = THREADS / 32;
     alignas(16) unsigned char stage[THREADS / 32][GATHER_STAGES * GATHER_BYTES];
-    alignas(16) float tail[TAIL_ELEMENTS];
-    int32_t key[THREADS / 32][HEAVY_KEYS];
-    __half root[THREADS / 32][HEAVY_KEYS];
+    alignas(16) float tail[tail_elements<64>];
+    int32_t key[lists][heavy_keys<64>];
+    __half root[lists][heavy_keys<64>];
+    row_block block;
+    half_units units;
+};
+
+/* All threads have a row; columns take the place of its keys. */
+template <> struct matrix_shared<128> {
+    static constexpr int lists = 1;
+    union {
+        alignas(1024) __half keys[2][WIDE_DIM * TILE_SIDE];
+        wide_column column[2];
+    };
+    alignas(16) float tail[tail_elements<128>];
+    int32_t key[lists][heavy_keys<128>];
+    __half root[lists][heavy_keys<128>];
     row_block block;
     half_units units;
 };
 
 /* Channel 8 n + g of a row, of a vector of a listed block. */
-static __device__ __forceinline__ float vector_of_row(const float *vector, int at, int n)
+static __device__ __forceinline__ float channel_of_row(const float *vector, int at, int n, int g)
 {
-    const int g = threadIdx.x % 32 / 4, thread = at / 16 * 32 + at % 8 * 4 + g / 2,
-              element = 4 * n + at / 8 % 2 * 2 + g % 2;
+    const int thread = at / 16 * 32 + at % 8 * 4 + g / 2, element = 4 * n + at / 8 % 2 * 2 + g % 2;
     return vector[element * THREADS + thread];
 }
 
-/* The list of a row to shared memory. */
-static __device__ __forceinline__ key_list load_list(matrix_shared &sm, const heavy_slot &slot, int at,
-                                                     int count)
+/* The list of a row to shared memory, by a warp or by all threads. */
+template <int DIM>
+static __device__ __forceinline__ key_list load_list(matrix_shared<DIM> &sm, const heavy_slot<DIM> &slot,
+                                                     int at, int count)
 {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    constexpr int lists = matrix_shared<DIM>::lists, threads = THREADS / lists;
+    const int list = (int)threadIdx.x / threads, thread = (int)threadIdx.x % threads;
     const int whole = whole_squares(count);
-    __syncwarp();
-    for (int n = lane * 4; n < whole; n += 128)
-        *(int4 *)&sm.key[warp][n] = *(const int4 *)&slot.keys(at)[n];
-    for (int n = lane * 8; n < whole; n += 256)
-        *(int4 *)&sm.root[warp][n] = *(const int4 *)&slot.roots(at)[n];
-    __syncwarp();
-    return { sm.key[warp], sm.root[warp], count };
+    lists > 1 ? __syncwarp() : __syncthreads();
+    for (int n = thread * 4; n < whole; n += threads * 4)
+        *(int4 *)&sm.key[list][n] = *(const int4 *)&slot.keys(at)[n];
+    for (int n = thread * 8; n < whole; n += threads * 8)
+        *(int4 *)&sm.root[list][n] = *(const int4 *)&slot.roots(at)[n];
+    lists > 1 ? __syncwarp() : __syncthreads();
+    return { sm.key[list], sm.root[list], count };
 }
 
-/* The ridge of channels 8 n + g of a row, in the unit of its matrix. */
-static __device__ __forceinline__ void matrix_ridge(float (&ridge)[2 * SQUARES], const solve_launch &all,
+/* The ridge of channels channel(n) of a row, in the unit of its matrix. */
+template <int COUNT, class CHANNEL>
+static __device__ __forceinline__ void matrix_ridge(float (&ridge)[COUNT], const solve_launch &all,
                                                     const row_block &block, int at, const half_units &units,
-                                                    float largest)
+                                                    float largest, CHANNEL channel)
 {
     const float square = CENTRED_SCALE * CENTRED_SCALE * ROOT_SCALE * ROOT_SCALE, both[2] = { largest, 0 };
     const row_pair r = { { at, at }, { true, false }, { 0, 0 }, { 0, 0 }, { 0, 0 } };
     const row_ridge own = ridge_in_units(all.p, all.a, block, r, units, both);
 #pragma unroll
-    for (int n = 0; n < 2 * SQUARES; n++) {
-        const int c = 8 * n + (int)threadIdx.x % 32 / 4;
-        ridge[n] = fmaxf(square * ridge_at(own, all.p, all.a, block, r, 0, c), LEAST_PIVOT);
-    }
+    for (int n = 0; n < COUNT; n++)
+        ridge[n] = fmaxf(square * ridge_at(own, all.p, all.a, block, r, 0, channel(n)), LEAST_PIVOT);
 }
 
-/* V of a row takes the place of its list. */
-static __device__ __forceinline__ void row_factor(matrix_shared &sm, const heavy_launch &launch,
-                                                  const heavy_slot &slot, int64_t n, int at)
+/* The keys of the block's head, from its first one on. */
+template <int DIM>
+static __device__ __forceinline__ const __half *block_keys(const solve_launch &all, const row_block &block)
+{
+    return (const __half *)all.copy->keys.data +
+           LOCAL_AT(all.copy->keys, block.s.b, block.h_kv, block.s.k0 + block.first);
+}
+
+/* V of a row of this warp takes the place of its list. */
+static __device__ __forceinline__ void row_factor(matrix_shared<64> &sm, const heavy_launch &launch,
+                                                  const heavy_slot<64> &slot, int64_t n, int at)
 {
     const row_block &block = sm.block;
     const solve_launch &all = launch.all;
@@ -162,30 +190,71 @@ static __device__ __forceinline__ void row_factor(matrix_shared &sm, const heavy
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const heavy_row row = slot.row[at];
     if (row.count == NO_MATRIX) return;
-    const __half *const keys = (const __half *)all.copy->keys.data +
-                               LOCAL_AT(all.copy->keys, block.s.b, block.h_kv, block.s.k0 + block.first);
+    const __half *const keys = block_keys<64>(all, block);
     square_sums s[LOWER_SQUARES];
     uint32_t centre[2 * SQUARES];
     float ridge[2 * SQUARES];
 #pragma unroll
     for (int i = 0; i < 2 * SQUARES; i++)
-        centre[i] = centre_of(vector_of_row(heavy.vectors + n * LISTED_VECTORS, at, i));
+        centre[i] = centre_of(channel_of_row(heavy.vectors + n * listed_vectors<64>, at, i, lane / 4));
     const key_list list = load_list(sm, slot, at, row.count);
 #pragma unroll
     for (int i = 0; i < LOWER_SQUARES * 2; i++) {
         const float4 c = *(const float4 *)&sm.tail[(i * 32 + lane) * 4];
-        float(&at)[4] = s[i / 2].tile[i % 2];
-        at[0] = row.mass * c.x, at[1] = row.mass * c.y, at[2] = row.mass * c.z, at[3] = row.mass * c.w;
+        float(&at_tile)[4] = s[i / 2].tile[i % 2];
+        at_tile[0] = row.mass * c.x, at_tile[1] = row.mass * c.y;
+        at_tile[2] = row.mass * c.z, at_tile[3] = row.mass * c.w;
     }
     add_list(s, keys, TILE_SIDE, list, centre, sm.stage[warp]);
-    matrix_ridge(ridge, all, block, at, sm.units, heavy.weight[n * ROWS + at].largest);
+    matrix_ridge(ridge, all, block, at, sm.units, heavy.weight[n * ROWS + at].largest,
+                 [&](int i) { return 8 * i + lane / 4; });
     add_diagonal(s, ridge);
-    uint32_t *const factor = slot.factor + at * FACTOR_WORDS;
+    uint32_t *const factor = slot.factor + at * factor_words<64>;
     invert_matrix(s, LEAST_PIVOT, [&](int to, int from, const square_parts &v) {
         put_square(factor, lower_square(to, from), v.hi);
     });
 }
 
+/* V of a row of the thread block. */
+static __device__ __forceinline__ void row_factor(matrix_shared<128> &sm, const heavy_launch &launch,
+                                                  const heavy_slot<128> &slot, int64_t n, int at)
+{
+    const row_block &block = sm.block;
+    const solve_launch &all = launch.all;
+    const heavy_work &heavy = *all.heavy;
+    const int warp = (int)warp_uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
+    const heavy_row row = slot.row[at];
+    if (row.count == NO_MATRIX) return;
+    wide_sums s = {};
+    uint32_t centre[4];
+    float ridge[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float *const vector = heavy.vectors + n * listed_vectors<128>;
+        const int chunk = threadIdx.x % WIDE_CHUNKS;
+        centre[i] = pack_pair<__half>(-CENTRED_SCALE * channel_of_row(vector, at, chunk, 2 * i),
+                                      -CENTRED_SCALE * channel_of_row(vector, at, chunk, 2 * i + 1));
+    }
+    const key_list list = load_list(sm, slot, at, row.count);
+    each_wide_square(s, warp, [&](int square, float(&x)[4], float(&y)[4]) {
+        const float4 c = *(const float4 *)&sm.tail[(square * 2 * 32 + lane) * 4],
+                     d = *(const float4 *)&sm.tail[((square * 2 + 1) * 32 + lane) * 4];
+        x[0] = row.mass * c.x, x[1] = row.mass * c.y, x[2] = row.mass * c.z, x[3] = row.mass * c.w;
+        y[0] = row.mass * d.x, y[1] = row.mass * d.y, y[2] = row.mass * d.z, y[3] = row.mass * d.w;
+    });
+    add_list(s, sm.keys, block_keys<128>(all, block), list, centre);
+    matrix_ridge(ridge, all, block, at, sm.units, heavy.weight[n * ROWS + at].largest,
+                 [&](int i) { return i / 2 * TILE_SIDE + warp * SQUARE + i % 2 * 8 + lane / 4; });
+    wide_rows rows = wide_rows_of(s);
+    add_diagonal(rows, ridge, warp);
+    uint32_t *const factor = slot.factor + at * factor_words<128>;
+    __syncthreads();
+    invert_matrix(rows, sm.column, warp, LEAST_PIVOT, [&](int to, int from, const square_parts &v) {
+        put_square(factor, lower_square(to, from), v.hi);
+    });
+}
+
+template <int DIM>
 __global__ void __launch_bounds__(THREADS, MATRIX_BLOCKS)
     row_matrices_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                         const local_saved saved, const solve_work work, const __grid_constant__ qkv_maps maps,
@@ -193,7 +262,8 @@ __global__ void __launch_bounds__(THREADS, MATRIX_BLOCKS)
                         const heavy_wave wave)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
-    matrix_shared &sm = *(matrix_shared *)swizzled_memory;
+    matrix_shared<DIM> &sm = *(matrix_shared<DIM> *)swizzled_memory;
+    constexpr int lists = matrix_shared<DIM>::lists;
     const solve_launch all = { p, a, saved, work, maps, &copy, &heavy };
     const heavy_launch launch = { all, wave };
     wait_for_previous_launch();
@@ -201,19 +271,20 @@ __global__ void __launch_bounds__(THREADS, MATRIX_BLOCKS)
     const int64_t pieces = wave_blocks(heavy, work, wave) * (ROWS / MATRIX_ROWS);
     for (int64_t piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
         const int64_t place = piece / (ROWS / MATRIX_ROWS), n = wave.base + place, number = heavy.listed[n];
-        const heavy_slot slot = heavy.slot(place);
-        const int first = (int)(piece % (ROWS / MATRIX_ROWS)) * MATRIX_ROWS + (int)threadIdx.x / 32;
+        const heavy_slot<DIM> slot = heavy.slot<DIM>(place);
+        const int first = (int)(piece % (ROWS / MATRIX_ROWS)) * MATRIX_ROWS +
+                          (lists > 1 ? (int)threadIdx.x / 32 : 0);
         __syncthreads();
         if (threadIdx.x == 0) {
             sm.block = row_block_at(p, a, number);
             sm.units = half_units_of(copy, p, number / p.heads_q % p.batch, sm.block.h_kv);
         }
-        for (int i = threadIdx.x * 4; i < TAIL_ELEMENTS; i += THREADS * 4)
+        for (int i = threadIdx.x * 4; i < tail_elements<DIM>; i += THREADS * 4)
             *(float4 *)&sm.tail[i] = *(const float4 *)&slot.tail[i];
         __syncthreads();
 #pragma unroll 1
-        for (int i = 0; i < MATRICES; i++)
-            row_factor(sm, launch, slot, n, first + i * (THREADS / 32));
+        for (int i = 0; i < MATRIX_ROWS / lists; i++)
+            row_factor(sm, launch, slot, n, first + i * lists);
     }
 }
 
@@ -231,15 +302,15 @@ template <int DIM, bool DECAYED, class T>
 static __device__ __forceinline__ void load_listed(const block_system<DIM, DECAYED, T> &sys,
                                                    const heavy_work &heavy, int first, int second)
 {
-    const float *const from = heavy.vectors + sys.sm.listed * LISTED_VECTORS + threadIdx.x;
+    const float *const from = heavy.vectors + sys.sm.listed * listed_vectors<DIM> + threadIdx.x;
     const lane_vector one = sys.vector(first), other = sys.vector(second);
-    float x[TILE_SIDE]; /* all loads before any store */
+    float x[DIM]; /* all loads before any store */
 #pragma unroll
-    for (int n = 0; n < TILE_SIDE; n++)
+    for (int n = 0; n < DIM; n++)
         x[n] = from[n * THREADS];
 #pragma unroll
-    for (int n = 0; n < TILE_SIDE / 2; n++)
-        one.put(n, x[n]), other.put(n, x[TILE_SIDE / 2 + n]);
+    for (int n = 0; n < DIM / 2; n++)
+        one.put(n, x[n]), other.put(n, x[DIM / 2 + n]);
 }
 
 /* b of the adjoint solve, from VECTOR_B, scaled to about 1. */
@@ -263,7 +334,7 @@ static __device__ __forceinline__ void put_adjoint(const block_system<DIM, DECAY
                                                    const cg_rows &cg, const bool (&wanted)[2],
                                                    const heavy_work &heavy)
 {
-    float *const to = heavy.vectors + sys.sm.listed * LISTED_VECTORS + threadIdx.x;
+    float *const to = heavy.vectors + sys.sm.listed * listed_vectors<DIM> + threadIdx.x;
     const lane_vector x = sys.vector(VECTOR_X);
     const float inverse = power_inverse(sys.units.key);
     float scale[2];
@@ -278,8 +349,8 @@ static __device__ __forceinline__ void put_adjoint(const block_system<DIM, DECAY
         to[n * THREADS] = scale[n / 2 % 2] > 0 ? scale[n / 2 % 2] * x.get(n) : 0;
 }
 
-template <bool ADJOINT, bool DECAYED>
-static __device__ __forceinline__ void solve_listed(solver_shared<TILE_SIDE, __half> &sm, ring_count &count,
+template <bool ADJOINT, int DIM, bool DECAYED>
+static __device__ __forceinline__ void solve_listed(solver_shared<DIM, __half> &sm, ring_count &count,
                                                     unsigned queries, unsigned &factors,
                                                     const heavy_launch &launch, float *scratch)
 {
@@ -290,9 +361,9 @@ static __device__ __forceinline__ void solve_listed(solver_shared<TILE_SIDE, __h
     const row_pair &r = in_memory(r_storage);
     row_ridge ridge_storage = {};
     row_ridge &ridge = in_memory(ridge_storage);
-    typedef block_system<TILE_SIDE, DECAYED, __half> system;
-    system sys_storage = block_system_of<TILE_SIDE, DECAYED>(all.p, a, block, r, ridge, all.maps, sm, count,
-                                                             scratch);
+    typedef block_system<DIM, DECAYED, __half> system;
+    system sys_storage = block_system_of<DIM, DECAYED>(all.p, a, block, r, ridge, all.maps, sm, count,
+                                                       scratch);
     row_weight weight_storage[2];
     row_weight(&weight)[2] = in_memory(weight_storage);
     load_weights(weight, all.heavy->weight + sm.listed * ROWS, r);
@@ -313,7 +384,7 @@ static __device__ __forceinline__ void solve_listed(solver_shared<TILE_SIDE, __h
         start_adjoint(sys, cg, wanted);
     else
         start_solve(sys, cg, wanted);
-    pcg_run<2>(sys, cg, tolerance, all.heavy->slot(sm.listed - launch.wave.base).factor, factors);
+    pcg_run<2>(sys, cg, tolerance, all.heavy->slot<DIM>(sm.listed - launch.wave.base).factor, factors);
     if constexpr (ADJOINT) {
         put_adjoint(sys, cg, wanted, *all.heavy);
     } else {
@@ -327,7 +398,7 @@ static __device__ __forceinline__ void solve_listed(solver_shared<TILE_SIDE, __h
     }
 }
 
-template <bool ADJOINT, bool DECAYED>
+template <bool ADJOINT, int DIM, bool DECAYED>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     heavy_solve_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                        const local_saved saved, const solve_work work, const __grid_constant__ qkv_maps maps,
@@ -335,23 +406,23 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                        const heavy_wave wave)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
-    solver_shared<TILE_SIDE, __half> &sm = *(solver_shared<TILE_SIDE, __half> *)swizzled_memory;
+    solver_shared<DIM, __half> &sm = *(solver_shared<DIM, __half> *)swizzled_memory;
     const solve_launch all = { p, a, saved, work, maps, &copy, &heavy };
     const heavy_launch launch = { all, wave };
     wait_for_previous_launch();
     launch_dependents();
     if (wave_blocks(heavy, work, wave) <= 0) return;
-    float *const scratch = work.scratch + (int64_t)blockIdx.x * VECTORS * (TILE_SIDE / 2) * THREADS;
+    float *const scratch = work.scratch + (int64_t)blockIdx.x * VECTORS * (DIM / 2) * THREADS;
     ring_count count = { 0 };
     unsigned factors = 0;
     init_barriers(sm);
     for (unsigned n = 0; claim_listed(sm, launch, work.next_solved); n++)
-        solve_listed<ADJOINT, DECAYED>(sm, count, n, factors, launch, scratch);
+        solve_listed<ADJOINT, DIM, DECAYED>(sm, count, n, factors, launch, scratch);
 }
 
 /* ------------------------------------------------------------------ the launches */
 
-template <bool ADJOINT, bool DECAYED>
+template <bool ADJOINT, int DIM, bool DECAYED>
 static loam_status solve_waves(const loam_problem *p, const loam_args *a, const local_saved *saved,
                                const solve_work *work, const half_copy *copy, const heavy_work *heavy,
                                const qkv_maps *maps, loam_error *error)
@@ -359,25 +430,36 @@ static loam_status solve_waves(const loam_problem *p, const loam_args *a, const 
     const int64_t blocks = (int64_t)row_blocks(p), resident = BLOCKS_PER_SM * solve_multiprocessors(),
                   grid = resident < heavy->slots ? resident : heavy->slots,
                   matrix_grid = MATRIX_BLOCKS * solve_multiprocessors();
-    const size_t shared = sizeof(solver_shared<TILE_SIDE, __half>);
+    const size_t shared = sizeof(solver_shared<DIM, __half>);
     for (heavy_wave wave = { 0, 0 }; wave.base < blocks; wave.base += heavy->slots, wave.number++) {
-        TRY(cuda_launch("heavy_keys_kernel", heavy_keys_kernel<DECAYED>, grid, THREADS, shared, a->stream,
-                        true, error, *p, *a, *saved, *work, *maps, *copy, *heavy, wave));
-        TRY(cuda_launch("row_matrices_kernel", row_matrices_kernel, matrix_grid, THREADS,
-                        sizeof(matrix_shared), a->stream, true, error, *p, *a, *saved, *work, *maps, *copy,
-                        *heavy, wave));
-        TRY(cuda_launch("heavy_solve_kernel", heavy_solve_kernel<ADJOINT, DECAYED>, grid, THREADS, shared,
+        TRY(cuda_launch("heavy_keys_kernel", heavy_keys_kernel<DIM, DECAYED>, grid, THREADS, shared,
                         a->stream, true, error, *p, *a, *saved, *work, *maps, *copy, *heavy, wave));
+        TRY(cuda_launch("row_matrices_kernel", row_matrices_kernel<DIM>, matrix_grid, THREADS,
+                        sizeof(matrix_shared<DIM>), a->stream, true, error, *p, *a, *saved, *work, *maps,
+                        *copy, *heavy, wave));
+        TRY(cuda_launch("heavy_solve_kernel", heavy_solve_kernel<ADJOINT, DIM, DECAYED>, grid, THREADS,
+                        shared, a->stream, true, error, *p, *a, *saved, *work, *maps, *copy, *heavy, wave));
     }
     return LOAM_OK;
+}
+
+template <bool ADJOINT>
+static loam_status solve_all(const loam_problem *p, const loam_args *a, const local_saved *saved,
+                             const solve_work *work, const half_copy *copy, const heavy_work *heavy,
+                             const qkv_maps *maps, loam_error *error)
+{
+    auto *const waves = p->dim_qk == 64
+                            ? p->decay ? solve_waves<ADJOINT, 64, true> : solve_waves<ADJOINT, 64, false>
+                        : p->decay ? solve_waves<ADJOINT, 128, true>
+                                   : solve_waves<ADJOINT, 128, false>;
+    return waves(p, a, saved, work, copy, heavy, maps, error);
 }
 
 loam_status heavy_forward(const loam_problem *p, const loam_args *a, const local_saved *saved,
                           const solve_work *work, const half_copy *copy, const heavy_work *heavy,
                           const qkv_maps *maps, loam_error *error)
 {
-    return p->decay ? solve_waves<false, true>(p, a, saved, work, copy, heavy, maps, error)
-                    : solve_waves<false, false>(p, a, saved, work, copy, heavy, maps, error);
+    return solve_all<false>(p, a, saved, work, copy, heavy, maps, error);
 }
 
 loam_status heavy_adjoint(const loam_problem *p, const loam_args *a, const solve_work *work,
@@ -385,6 +467,5 @@ loam_status heavy_adjoint(const loam_problem *p, const loam_args *a, const solve
                           loam_error *error)
 {
     const local_saved none = {};
-    return p->decay ? solve_waves<true, true>(p, a, &none, work, copy, heavy, maps, error)
-                    : solve_waves<true, false>(p, a, &none, work, copy, heavy, maps, error);
+    return solve_all<true>(p, a, &none, work, copy, heavy, maps, error);
 }

@@ -12,13 +12,15 @@
 #include "src/local/hopper/row_factor.cuh"
 #include "src/local/hopper/solve.cuh"
 
-/* Head dimensions with such matrices: those that one warp can hold. */
-template <int DIM> constexpr bool has_row_matrices = DIM == TILE_SIDE;
-
-enum { HEAVY_KEYS = 192, TAIL_ELEMENTS = LOWER_SQUARES * 8 * 32 };
+/* Keys on the list of a row; numbers of the covariance of all keys; and blocks for each multiprocessor that
+ * have a place in a wave. */
+template <int DIM> constexpr int heavy_keys = DIM == 64 ? 192 : 256;
+template <int DIM> constexpr int tail_elements = lower_squares<DIM> * 8 * 32;
+template <int DIM> constexpr int wave_slots = DIM == 64 ? 12 : 6;
 
 /* Two vectors of each of the rows of a block, as a scratch has them. */
-enum { LISTED_VECTOR = TILE_SIDE / 2 * THREADS, LISTED_VECTORS = 2 * LISTED_VECTOR };
+template <int DIM> constexpr int listed_vector = DIM / 2 * THREADS;
+template <int DIM> constexpr int listed_vectors = 2 * listed_vector<DIM>;
 
 /* lse of a row, to base 2, and its largest p. */
 struct row_weight {
@@ -33,14 +35,17 @@ struct heavy_row {
 };
 
 /* The place of a block during a wave. A row's list lies where its factor will be. */
-struct heavy_slot {
-    uint32_t *factor; /* [ROWS][FACTOR_WORDS] */
-    float *tail;      /* [LOWER_SQUARES * 2][32][4]: C, as accumulators */
+template <int DIM> struct heavy_slot {
+    uint32_t *factor; /* [ROWS][factor_words] */
+    float *tail;      /* [lower_squares * 2][32][4]: C, as accumulators */
     heavy_row *row;   /* [ROWS] */
 
-    /* Keys from the first one of the block on, and sqrt(p) of each times ROOT_SCALE: [HEAVY_KEYS]. */
-    __device__ __forceinline__ int32_t *keys(int at) const { return (int32_t *)factor + at * FACTOR_WORDS; }
-    __device__ __forceinline__ __half *roots(int at) const { return (__half *)(keys(at) + HEAVY_KEYS); }
+    /* Keys from the first one of the block on, and sqrt(p) of each times ROOT_SCALE: [heavy_keys]. */
+    __device__ __forceinline__ int32_t *keys(int at) const
+    {
+        return (int32_t *)factor + at * factor_words<DIM>;
+    }
+    __device__ __forceinline__ __half *roots(int at) const { return (__half *)(keys(at) + heavy_keys<DIM>); }
 };
 
 /* What the adjoint solve passes by: the sum of p (g - gbar), the key of the largest score, the unit of b. */
@@ -52,7 +57,7 @@ struct adjoint_row {
 
 struct heavy_work {
     int32_t *listed;      /* numbers of blocks, as many as solve_work.heavy_count says */
-    float *vectors;       /* [listed][LISTED_VECTORS]: kbar, in units of the keys, then x; vbar, or b */
+    float *vectors;       /* [listed][listed_vectors]: kbar, in units of the keys, then x; vbar, or b */
     row_weight *weight;   /* [listed][ROWS] */
     adjoint_row *adjoint; /* likewise */
     uint32_t *factor;     /* these: [slots] */
@@ -60,36 +65,40 @@ struct heavy_work {
     heavy_row *row;
     int64_t slots;
 
-    __device__ __forceinline__ heavy_slot slot(int64_t n) const
+    template <int DIM> __device__ __forceinline__ heavy_slot<DIM> slot(int64_t n) const
     {
-        return { factor + n * ROWS * FACTOR_WORDS, tail + n * TAIL_ELEMENTS, row + n * ROWS };
+        return { factor + n * ROWS * factor_words<DIM>, tail + n * tail_elements<DIM>, row + n * ROWS };
     }
 };
 
-/* Twelve blocks for each multiprocessor, or as many as there are. */
-static inline heavy_work heavy_work_carve(const loam_problem *p, arena *pool)
+template <int DIM> static inline heavy_work heavy_work_carve_dim(const loam_problem *p, arena *pool)
 {
-    const int64_t most = 12 * solve_multiprocessors(), blocks = (int64_t)row_blocks(p);
+    const int64_t most = wave_slots<DIM> * solve_multiprocessors(), blocks = (int64_t)row_blocks(p);
     const size_t listed = row_blocks(p);
     heavy_work w = {};
-    if (local_padded_dim(p) != TILE_SIDE) return w;
     w.slots = most < blocks ? most : blocks;
     const size_t rows = (size_t)w.slots * ROWS;
     w.listed = (int32_t *)arena_take(pool, listed, sizeof(int32_t));
-    w.vectors = (float *)arena_take(pool, listed, LISTED_VECTORS * sizeof(float));
+    w.vectors = (float *)arena_take(pool, listed, listed_vectors<DIM> * sizeof(float));
     w.weight = (row_weight *)arena_take(pool, listed, ROWS * sizeof(row_weight));
     if (p->pass == LOAM_BACKWARD)
         w.adjoint = (adjoint_row *)arena_take(pool, listed, ROWS * sizeof(adjoint_row));
-    w.factor = (uint32_t *)arena_take(pool, rows, FACTOR_WORDS * sizeof(uint32_t));
-    w.tail = (float *)arena_take(pool, (size_t)w.slots, TAIL_ELEMENTS * sizeof(float));
+    w.factor = (uint32_t *)arena_take(pool, rows, factor_words<DIM> * sizeof(uint32_t));
+    w.tail = (float *)arena_take(pool, (size_t)w.slots, tail_elements<DIM> * sizeof(float));
     w.row = (heavy_row *)arena_take(pool, rows, sizeof(heavy_row));
     return w;
 }
 
+/* As many slots as a wave has blocks, or as there are blocks. */
+static inline heavy_work heavy_work_carve(const loam_problem *p, arena *pool)
+{
+    return local_padded_dim(p) == 64 ? heavy_work_carve_dim<64>(p, pool) : heavy_work_carve_dim<128>(p, pool);
+}
+
 /* Puts a block on the list, with two vectors, the first one times `scale`, and the weights of the thread's
  * rows. All threads of the block call it; sm.listed is its place. */
-template <class T>
-static __device__ __forceinline__ void put_listed(solver_shared<TILE_SIDE, T> &sm, const solve_launch &all,
+template <int DIM, class T>
+static __device__ __forceinline__ void put_listed(solver_shared<DIM, T> &sm, const solve_launch &all,
                                                   const row_pair &r, const row_weight (&weight)[2],
                                                   const lane_vector &first, float scale,
                                                   const lane_vector &second)
@@ -102,10 +111,10 @@ static __device__ __forceinline__ void put_listed(solver_shared<TILE_SIDE, T> &s
     }
     __syncthreads();
     const int64_t n = sm.listed;
-    float *const to = heavy.vectors + n * LISTED_VECTORS + threadIdx.x;
+    float *const to = heavy.vectors + n * listed_vectors<DIM> + threadIdx.x;
 #pragma unroll 8
-    for (int i = 0; i < TILE_SIDE / 2; i++)
-        to[i * THREADS] = scale * first.get(i), to[LISTED_VECTOR + i * THREADS] = second.get(i);
+    for (int i = 0; i < DIM / 2; i++)
+        to[i * THREADS] = scale * first.get(i), to[listed_vector<DIM> + i * THREADS] = second.get(i);
     if (threadIdx.x % 4 == 0) {
         heavy.weight[n * ROWS + r.at[0]] = weight[0];
         heavy.weight[n * ROWS + r.at[1]] = weight[1];

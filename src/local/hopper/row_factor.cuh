@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * A matrix of a row, near Cov + Lambda, and its inverse as V V^T: what preconditions the row's conjugate
- * gradients. A warp has one matrix at a time, in squares of 16 x 16 channels: accumulators are pairs of
- * fragments D of mma.cuh, operands are fragments A, which serve as B of the transpose too.
+ * gradients. A warp has one matrix of 64 channels at a time (128: row_factor_wide.cuh), in squares of 16 x 16
+ * channels: accumulators are pairs of fragments D of mma.cuh, operands are fragments A, which serve as B of
+ * the transpose too.
  *
  * The matrix is a sum of products x x^T with x = sqrt(p) (k - kbar) in one fp16 part: an error in x leaves it
  * positive definite and changes an eigenvalue L of it by 2^-11 |x| sqrt(L) at most, little even at the ridge.
@@ -14,6 +15,7 @@
 #include "src/gpu/hopper.cuh"
 
 enum { SQUARE = 16, SQUARES = TILE_SIDE / SQUARE, LOWER_SQUARES = SQUARES * (SQUARES + 1) / 2 };
+template <int DIM> constexpr int lower_squares = DIM / SQUARE *(DIM / SQUARE + 1) / 2;
 
 /* Centred keys are at most 2^16 in their unit; by this factor, in two steps, they become at most 2^7. */
 #define CENTRED_SCALE 0x1p-2f
@@ -113,25 +115,28 @@ static __device__ __forceinline__ void load_keys_transposed(uint32_t (&x)[SQUARE
     }
 }
 
+/* sqrt(p) (k - centre) of two numbers; centre: its negative times CENTRED_SCALE, root: times ROOT_SCALE. */
+static __device__ __forceinline__ uint32_t centred_pair(uint32_t keys, uint32_t centre, uint32_t root)
+{
+    __half2 k, c, w;
+    memcpy(&k, &keys, sizeof k), memcpy(&c, &centre, sizeof c), memcpy(&w, &root, sizeof w);
+    k = __hmul2(__hfma2(k, __float2half2_rn(CENTRED_SCALE), c), w);
+    memcpy(&keys, &k, sizeof k);
+    return keys;
+}
+
 /* x <- sqrt(p) (k - centre) of such keys. centre: its negative times CENTRED_SCALE in channels 8 n + g, twice
  * each; root: sqrt(p) times ROOT_SCALE of keys 2 t and 2 t + 1, and of the eighth ones after these. */
 static __device__ __forceinline__ void centred_keys(uint32_t (&x)[SQUARES][4], const void *tile,
                                                     const uint32_t (&centre)[2 * SQUARES],
                                                     const uint32_t (&root)[2])
 {
-    const __half2 scale = __float2half2_rn(CENTRED_SCALE);
     load_keys_transposed(x, tile);
 #pragma unroll
     for (int i = 0; i < SQUARES; i++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            __half2 k, c, w;
-            memcpy(&k, &x[i][e], sizeof k);
-            memcpy(&c, &centre[2 * i + e % 2], sizeof c);
-            memcpy(&w, &root[e / 2], sizeof w);
-            k = __hmul2(__hfma2(k, scale, c), w);
-            memcpy(&x[i][e], &k, sizeof k);
-        }
+        for (int e = 0; e < 4; e++)
+            x[i][e] = centred_pair(x[i][e], centre[2 * i + e % 2], root[e / 2]);
     }
 }
 
@@ -177,17 +182,24 @@ static __device__ __forceinline__ void add_list(square_sums (&s)[LOWER_SQUARES],
     __syncwarp();
 }
 
-/* Adds to the diagonal; ridge: of channels 8 n + g. */
-static __device__ __forceinline__ void add_diagonal(square_sums (&s)[LOWER_SQUARES],
-                                                    const float (&ridge)[2 * SQUARES])
+/* Adds to the diagonal of a square on it; ridge: of its channels 8 n + g. */
+static __device__ __forceinline__ void add_ridge(square_sums &s, const float *ridge)
 {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
-    for (int n = 0; n < 2 * SQUARES; n++) {
-        float(&d)[4] = s[lower_square(n / 2, n / 2)].tile[n % 2];
-        d[n % 2 * 2] += g == 2 * t ? ridge[n] : 0;
-        d[n % 2 * 2 + 1] += g == 2 * t + 1 ? ridge[n] : 0;
+    for (int n = 0; n < 2; n++) {
+        s.tile[n][n * 2] += g == 2 * t ? ridge[n] : 0;
+        s.tile[n][n * 2 + 1] += g == 2 * t + 1 ? ridge[n] : 0;
     }
+}
+
+/* Adds to the diagonal of the matrix; ridge: of channels 8 n + g. */
+static __device__ __forceinline__ void add_diagonal(square_sums (&s)[LOWER_SQUARES],
+                                                    const float (&ridge)[2 * SQUARES])
+{
+#pragma unroll
+    for (int i = 0; i < SQUARES; i++)
+        add_ridge(s[lower_square(i, i)], ridge + 2 * i);
 }
 
 /* ------------------------------------------------------------------ its inverse */
@@ -308,11 +320,8 @@ static __device__ __forceinline__ void invert_matrix(square_sums (&s)[LOWER_SQUA
 
 /* V of a row in the workspace, hi parts: each square as four matrices of 8 x 8, row by row, so that it can be
  * loaded as operand A, and so can its transpose. */
-enum {
-    SQUARE_WORDS = SQUARE * SQUARE / 2,
-    FACTOR_WORDS = LOWER_SQUARES * SQUARE_WORDS,
-    FACTOR_BYTES = FACTOR_WORDS * 4
-};
+enum { SQUARE_WORDS = SQUARE * SQUARE / 2 };
+template <int DIM> constexpr int factor_words = lower_squares<DIM> *SQUARE_WORDS;
 
 static __device__ __forceinline__ void put_square(uint32_t *factor, int square, const uint32_t (&v)[4])
 {
@@ -334,48 +343,54 @@ static __device__ __forceinline__ void load_square_transposed(uint32_t (&v)[4], 
 }
 
 /* Operands B: pairs of channels 16 n + 2 t and 16 n + 8 + 2 t of eight vectors, one for each g. */
-struct vector_parts {
-    uint32_t hi[SQUARES][2], lo[SQUARES][2];
+template <int DIM> struct vector_parts {
+    uint32_t hi[DIM / SQUARE][2], lo[DIM / SQUARE][2];
 };
 
-/* z += V V^T r of eight vectors r, with COUNT factors V, each that of one of them: of use for that one only.
- * z: channels 16 n + g and 16 n + 8 + g of vectors 2 t and 2 t + 1. */
-template <int COUNT>
-static __device__ __forceinline__ void multiply_factors(float (&z)[COUNT][SQUARES][4], const vector_parts &r,
-                                                        const unsigned char *const (&factor)[COUNT])
+/* What squares (0, i) .. (i, i) of V, which lie at squares[n], add to z = V V^T r of eight vectors r, of each
+ * of COUNT factors V; OWN: only to vector `own`. z: channels 16 n + g and 16 n + 8 + g of vectors 2 t and
+ * 2 t + 1. */
+template <int COUNT, bool OWN, int DIM>
+static __device__ __forceinline__ void multiply_squares(float (&z)[COUNT][DIM / SQUARE][4],
+                                                        const vector_parts<DIM> &r, int i,
+                                                        const unsigned char *const (&squares)[COUNT],
+                                                        int own = 0)
 {
+    constexpr int chains = OWN ? 4 : 1; /* of products that wait for each other */
     uint32_t v[4];
+    float y[COUNT][chains][4] = {};
+    uint32_t first[COUNT][2], second[COUNT][2];
 #pragma unroll
-    for (int i = 0; i < SQUARES; i++) {
-        float y[COUNT][4] = {};
-        uint32_t first[COUNT][2], second[COUNT][2];
-#pragma unroll
-        for (int j = 0; j <= i; j++) {
-#pragma unroll
-            for (int n = 0; n < COUNT; n++) {
-                load_square_transposed(v, factor[n], lower_square(i, j));
-                mma_half(y[n], v, r.lo[j][0], r.lo[j][1]);
-                mma_half(y[n], v, r.hi[j][0], r.hi[j][1]);
-            }
-        }
+    for (int j = 0; j <= i; j++) {
 #pragma unroll
         for (int n = 0; n < COUNT; n++) {
-            split_pair<__half>(first[n], y[n][0], y[n][1]);
-            split_pair<__half>(second[n], y[n][2], y[n][3]);
-#pragma unroll
-            for (int part = 0; part < 2; part++) {
-                first[n][part] = transposed_matrix(first[n][part]);
-                second[n][part] = transposed_matrix(second[n][part]);
-            }
+            load_square_transposed(v, squares[n], j);
+            mma_half(y[n][2 * j % chains], v, r.lo[j][0], r.lo[j][1]);
+            mma_half(y[n][(2 * j + 1) % chains], v, r.hi[j][0], r.hi[j][1]);
         }
+    }
 #pragma unroll
-        for (int j = 0; j <= i; j++) {
+    for (int n = 0; n < COUNT; n++) {
+        float(&sum)[4] = y[n][0];
 #pragma unroll
-            for (int n = 0; n < COUNT; n++) {
-                load_square(v, factor[n], lower_square(i, j));
-                mma_half(z[n][j], v, first[n][1], second[n][1]);
-                mma_half(z[n][j], v, first[n][0], second[n][0]);
-            }
+        for (int at = 4; at < 4 * chains; at++)
+            sum[at % 4] += y[n][at / 4][at % 4];
+        split_pair<__half>(first[n], sum[0], sum[1]);
+        split_pair<__half>(second[n], sum[2], sum[3]);
+#pragma unroll
+        for (int part = 0; part < 2; part++) {
+            first[n][part] = transposed_matrix(first[n][part]);
+            second[n][part] = transposed_matrix(second[n][part]);
+            if (OWN && (int)threadIdx.x % 32 / 4 != own) first[n][part] = second[n][part] = 0;
+        }
+    }
+#pragma unroll
+    for (int j = 0; j <= i; j++) {
+#pragma unroll
+        for (int n = 0; n < COUNT; n++) {
+            load_square(v, squares[n], j);
+            mma_half(z[n][j], v, first[n][1], second[n][1]);
+            mma_half(z[n][j], v, first[n][0], second[n][0]);
         }
     }
 }

@@ -513,15 +513,17 @@ static __device__ __forceinline__ bool unsolved(const cg_rows &cg, const cg_tole
            (!tolerance.by_residual && cg.rr[row] * cg.most[row] > sure * cg.bb[row] * cg.least[row]);
 }
 
-/* Where a rate is asked for, a row whose residual, relative to b, is above ENVELOPE_START rate^n after n >= 3
- * steps would not converge in time, nor one above SECOND_RESIDUAL after two. Residuals first rise where the
+/* Where a rate is asked for, a row whose residual, relative to b, is above envelope_start rate^n after n >= 3
+ * steps would not converge in time, nor one above second_residual after two. Residuals first rise where the
  * spectrum is wide. The first step tells by the largest residual of the block together with the largest
  * Rayleigh quotient of its directions, relative to the ridge. Blocks of four layers of a trained model had
  * residuals of 1.2 to 3.6 with quotients of 9 to 46 at ridge 1, which takes 8 to 14 steps; at 0.1, which
  * takes more than 20, 2.5 to 6.7 with 83 to 454, or 1.3 to 1.8 with 253 to 359. Normal keys at 0.01, which
- * take 10 to 20, had 0.5 to 1.6 with 110 to 189. */
-#define ENVELOPE_START 2.4f
-#define SECOND_RESIDUAL 2.0f
+ * take 10 to 20, had 0.5 to 1.6 with 110 to 189. With 128 channels, two heads of these side by side, it was
+ * 2.7 to 4.3 with 9 to 68, which takes 11 to 15 steps, and up to 2.4 after two; at 0.1, 4.1 to 9.1 with 84 to
+ * 673. */
+template <int DIM> constexpr float envelope_start = DIM == 64 ? 2.4f : 4.0f;
+template <int DIM> constexpr float second_residual = DIM == 64 ? 2.0f : 3.0f;
 #define FIRST_RESIDUAL 2.0f
 #define FIRST_QUOTIENT 75.0f
 #define FIRST_RESIDUAL_WIDE 1.2f
@@ -529,6 +531,7 @@ static __device__ __forceinline__ bool unsolved(const cg_rows &cg, const cg_tole
 
 /* Would a row of the block take too long, by its residual after `count` steps? All threads of the block call
  * it. */
+template <int DIM>
 static __device__ __forceinline__ bool too_slow(const cg_rows &cg, const cg_tolerance &tolerance,
                                                 const image_products &d, const float (&least)[2],
                                                 float envelope, int count)
@@ -544,7 +547,7 @@ static __device__ __forceinline__ bool too_slow(const cg_rows &cg, const cg_tole
     if (tolerance.widest > 0 && count == 1 && wide(tolerance.widest)) return true;
     if (!(tolerance.rate > 0)) return false;
     if (count > 2) return beyond(envelope);
-    if (count == 2) return beyond(SECOND_RESIDUAL);
+    if (count == 2) return beyond(second_residual<DIM>);
     return (beyond(FIRST_RESIDUAL) && wide(FIRST_QUOTIENT)) ||
            (beyond(FIRST_RESIDUAL_WIDE) && wide(FIRST_QUOTIENT_WIDE));
 }
@@ -644,7 +647,7 @@ static __device__ __forceinline__ void cg_run(const block_system<DIM, DECAYED, T
     put_direction<PARTS>(sys, y, own);
     mean[0] = own.centre[0] * own.unit[0], mean[1] = own.centre[1] * own.unit[1];
     float centre[2] = { mean[0], mean[1] };
-    float envelope = ENVELOPE_START;
+    float envelope = envelope_start<DIM>;
     for (int count = 0; count < tolerance.most && __syncthreads_or(cg.live[0] || cg.live[1]); count++) {
         float alpha[2], rr[2] = { 0, 0 };
         const image_products d = compute_image<PARTS>(y, sys, own);
@@ -667,7 +670,7 @@ static __device__ __forceinline__ void cg_run(const block_system<DIM, DECAYED, T
             own.centre[row] = is_half<T> && !cg.live[row] ? 0 : centre[row] * power_inverse(own.unit[row]);
         }
         envelope *= tolerance.rate;
-        if (too_slow(cg, tolerance, d, sys.ridge.least, envelope, count + 1)) break;
+        if (too_slow<DIM>(cg, tolerance, d, sys.ridge.least, envelope, count + 1)) break;
     }
     rows = cg;
 }
