@@ -11,9 +11,11 @@
  * have two parts in everything, in launches of their own; there a sweep before the last finds the means of u
  * and t. With 64 dimensions the adjoint solve of blocks that plain steps would take too long for is that of
  * heavy_solve.cu, before a launch that goes on from y. Blocks with rows for float64 are left to query_kernel.
+ * Blocks with 64 dimensions and very few keys are those of backward_resident.cu.
  */
 #include "src/local/cuda/solve_work.cuh"
 #include "src/local/hopper/backward_pairs.cuh"
+#include "src/local/hopper/backward_resident.cuh"
 #include "src/local/hopper/maps.cuh"
 
 /* ------------------------------------------------------------------ first sweep */
@@ -390,16 +392,24 @@ static loam_status launch_pass(const loam_problem *p, const loam_args *a, const 
                        plan->copy, plan->heavy);
 }
 
+/* The plan with maps of the copies in fp16. */
+static loam_status narrow_plan(const loam_problem *p, const rows_plan *plan, rows_plan *narrow,
+                               loam_error *error)
+{
+    *narrow = *plan;
+    TRY(key_map_make(&narrow->maps.all.k, p, &plan->copy.keys, TILE_SIDE, error));
+    return key_map_make(&narrow->maps.all.v, p, &plan->copy.values, TILE_SIDE, error);
+}
+
 /* The listed blocks; then the adjoint solve by row matrices, and what follows from it. */
 template <int DIM, bool DECAYED>
 static loam_status launch_listed(const loam_problem *p, const loam_args *a, const rows_plan *plan,
                                  loam_error *error)
 {
-    if (!DECAYED) TRY((launch_pass<2, DIM, DECAYED>(p, a, plan, true, false, error)));
+    if (!DECAYED && !all_resident(p)) TRY((launch_pass<2, DIM, DECAYED>(p, a, plan, true, false, error)));
     if constexpr (has_row_matrices<DIM>) {
-        rows_plan narrow = *plan;
-        TRY(key_map_make(&narrow.maps.all.k, p, &plan->copy.keys, TILE_SIDE, error));
-        TRY(key_map_make(&narrow.maps.all.v, p, &plan->copy.values, TILE_SIDE, error));
+        rows_plan narrow;
+        TRY(narrow_plan(p, plan, &narrow, error));
         TRY(heavy_adjoint(p, a, &plan->work, &plan->copy, &plan->heavy, &narrow.maps.all, error));
         TRY(rows_solved(p, a, &narrow, error));
     }
@@ -419,8 +429,15 @@ static loam_status launch(const loam_problem *p, const loam_args *a, rows_plan *
         TRY((launch_pass<2, DIM, true>(p, a, plan, false, false, error)));
         return launch_listed<DIM, true>(p, a, plan, error);
     }
-    TRY((launch_pass<2, DIM, false>(p, a, plan, false, false, error)));
-    TRY((launch_pass<1, DIM, false>(p, a, plan, false, true, error)));
+    if (may_be_resident(p)) {
+        rows_plan narrow;
+        TRY(narrow_plan(p, plan, &narrow, error));
+        TRY(backward_resident(p, a, &narrow, error));
+    }
+    if (!all_resident(p)) {
+        TRY((launch_pass<2, DIM, false>(p, a, plan, false, false, error)));
+        TRY((launch_pass<1, DIM, false>(p, a, plan, false, true, error)));
+    }
     return launch_listed<DIM, false>(p, a, plan, error);
 }
 

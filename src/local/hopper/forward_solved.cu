@@ -10,8 +10,9 @@
  * slow to reach it, the block is listed: with 64 dimensions for the launches that give each row a matrix of
  * its own (heavy_solve.cu), else for a launch in two parts. Blocks with few keys have two parts at once, in a
  * launch that overlaps with the first. One kernel for both would need too many registers for its products to
- * be pipelined.
+ * be pipelined. Blocks with 64 dimensions and very few keys are those of forward_resident.cu.
  */
+#include "src/local/hopper/forward_resident.cuh"
 #include "src/local/hopper/forward_rows.cuh"
 #include "src/local/hopper/heavy_work.cuh"
 
@@ -327,8 +328,12 @@ template <int DIM> static loam_status launch(const loam_problem *p, const loam_a
     if (p->decay) {
         TRY((launch_pass<2, DIM, true>(p, a, &saved, &work, &copy, &heavy, &maps, false, true, error)));
     } else {
-        TRY((launch_pass<2, DIM, false>(p, a, &saved, &work, &copy, &heavy, &maps, false, true, error)));
-        TRY((launch_pass<1, DIM, false>(p, a, &saved, &work, &copy, &heavy, &maps, false, true, error)));
+        if (may_be_resident(p))
+            TRY(forward_resident(p, a, &saved, &work, &copy, &heavy, &maps, error));
+        if (!all_resident(p)) {
+            TRY((launch_pass<2, DIM, false>(p, a, &saved, &work, &copy, &heavy, &maps, false, true, error)));
+            TRY((launch_pass<1, DIM, false>(p, a, &saved, &work, &copy, &heavy, &maps, false, true, error)));
+        }
     }
     if (has_row_matrices<DIM>) return heavy_forward(p, a, &saved, &work, &copy, &heavy, &maps, error);
     return p->decay
