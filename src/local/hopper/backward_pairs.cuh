@@ -117,7 +117,12 @@ template <int DIM, bool DECAYED, class T = __nv_bfloat16> struct rows_system {
     }
     /* Channel c of the query, in units of the keys. */
     __device__ __forceinline__ float target(int row, int c) const { return sys.target(row, c); }
-    /* Lambda of element `at` of the thread's rows. */
+    /* Lambda of channels c and c + 1 of the row, and of element `at` of the thread's rows. */
+    __device__ __forceinline__ float2 lambda_pair(int row, int c) const
+    {
+        return { ridge_at(ridge, sys.p, sys.a, sys.block, r, row, c),
+                 ridge_at(ridge, sys.p, sys.a, sys.block, r, row, c + 1) };
+    }
     __device__ __forceinline__ float lambda(int at) const
     {
         return ridge.channels ? sys.vector(VECTOR_RIDGE).get(at) : ridge.number[at / 2 % 2];

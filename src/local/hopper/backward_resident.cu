@@ -15,14 +15,17 @@ template <int TILES> struct resident_rows {
     const resident_system<TILES> &sys;
     const rows_launch &all;
 
-    __device__ __forceinline__ int64_t line(int row) const
-    {
-        return local_row(&sys.p, &sys.block.s, sys.block.h, sys.block.i0 + r.at[row]);
-    }
+    int64_t first; /* the line of the block's first row in arrays over rows */
+
+    __device__ __forceinline__ int64_t line(int row) const { return first + r.at[row]; }
     __device__ __forceinline__ float2 pair(const void *array, int row, int c) const
     {
         return r.real[row] ? *(const float2 *)((const float *)array + line(row) * TILE_SIDE + c)
                            : make_float2(0, 0);
+    }
+    __device__ __forceinline__ float2 lambda_pair(int row, int) const
+    {
+        return { ridge.number[row], ridge.number[row] };
     }
     __device__ __forceinline__ float target(int row, int c) const
     {
@@ -167,13 +170,13 @@ static __device__ __forceinline__ void adjoint_right_side(float (&b)[FRAGMENTS][
 
 /* Leaves the block to row matrices; b: the right sides, in their units. */
 template <int TILES>
-static __device__ __forceinline__ void list_adjoint(const resident_system<TILES> &sys,
-                                                    const rows_launch &all, const adjoint_rows &rows,
-                                                    const cg_rows &cg, const float (&b)[FRAGMENTS][4])
+static __device__ __forceinline__ void list_adjoint(const resident_system<TILES> &sys, const rows_launch &all,
+                                                    const adjoint_rows &rows, const cg_rows &cg,
+                                                    const float (&b)[FRAGMENTS][4])
 {
     const solve_launch solve = { all.p, all.a, all.saved, all.work, all.maps.all, all.copy, all.heavy };
     const row_weight weight[2] = { { rows.lse2[0], rows.largest[0] }, { rows.lse2[1], rows.largest[1] } };
-    const float inverse[2] = { 1 / cg.unit[0], 1 / cg.unit[1] };
+    const float inverse[2] = { power_inverse(cg.unit[0]), power_inverse(cg.unit[1]) };
 #pragma unroll
     for (int n = 0; n < FRAGMENTS; n++) {
         const float scaled[4] = { b[n][0] * inverse[0], b[n][1] * inverse[0], b[n][2] * inverse[1],
@@ -325,8 +328,8 @@ static __device__ __forceinline__ void finish_adjoint(const resident_rows<TILES>
     const solved_units units = load_solved(rs, source, own, rows.lse2, rows.largest, rec);
     put_resident_operands(rs, source, units);
     solved_sums sums;
-    resident_sweep(q, p_error, sys, units,
-                   pair_constants(rec, units, sys.p.ridge_unit == LOAM_RIDGE_MAX), sums);
+    resident_sweep(q, p_error, sys, units, pair_constants(rec, units, sys.p.ridge_unit == LOAM_RIDGE_MAX),
+                   sums);
     const solved_centres centre = centres_of(sums, units);
     finish_sums(q, error2, p_error, rs, sums, centre, units);
     rec[0].rho_rest = centre.u[0], rec[0].y_rest = centre.error[0];
@@ -358,7 +361,8 @@ static __device__ __forceinline__ void adjoint_resident(resident_shared<TILES> &
         const float square = units.key * units.key;
         ridge.unit[row] *= square, ridge.number[row] *= square, ridge.least[row] *= square;
     }
-    const resident_rows<TILES> rs = { sys.r, ridge, sys, all };
+    const resident_rows<TILES> rs = { sys.r, ridge, sys, all,
+                                      local_row(&all.p, &block.s, block.h, block.i0) };
     load_gradients(sys, rs, rows, gbar, norm);
     __syncthreads(); /* x takes the place of do */
     adjoint_right_side(b, sys, rows, gbar, norm);

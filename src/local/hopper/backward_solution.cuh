@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Backward of Local Linear Attention on Hopper, rows of a block from y, the solution of the adjoint system, to
- * dq and records, in one sweep with fp16 operands. y and rho have two parts. Formulas are those of
+ * Backward of Local Linear Attention on Hopper, rows of a block from y, the solution of the adjoint system,
+ * to dq and records, in one sweep with fp16 operands. y and rho have two parts. Formulas are those of
  * backward_pairs.cuh; here u and E are centred by rho . kbar and gbar + y . kbar alone, and the sweep also
  * finds what their means then are under p, du and dE. With sums over kappa = k - kbar, whose mean is 0, and
  * Cov rho = kbar - q - Lambda rho from the forward pass:
@@ -50,14 +50,6 @@ struct row_extent {
             top[row] = quad_max(top[row]), norm[row] = sqrtf(quad_sum(norm[row]));
     }
 };
-
-template <class ROWS>
-static __device__ __forceinline__ float2 lambda_of(const ROWS &rs, int row, int c)
-{
-    const auto &sys = rs.sys;
-    return { ridge_at(rs.ridge, sys.p, sys.a, sys.block, rs.r, row, c),
-             ridge_at(rs.ridge, sys.p, sys.a, sys.block, rs.r, row, c + 1) };
-}
 
 /* The exponent of the power of two that brings products up to `bound` to at most 2^15. */
 static __device__ __forceinline__ float product_exponent(float bound)
@@ -120,7 +112,7 @@ static __device__ __forceinline__ solved_units load_solved(const ROWS &rs, const
             const float2 rho = rs.pair(rs.all.saved.rho, row, c), y = source.y(n, at),
                          mean = rs.pair(rs.all.saved.kbar, row, c),
                          value = rs.pair(rs.all.saved.vbar, row, c), grad = source.grad(n, at),
-                         lambda = lambda_of(rs, row, c);
+                         lambda = rs.lambda_pair(row, c);
             const float2 part = { -y.x * rho.x * rs.ridge.unit[row], -y.y * rho.y * rs.ridge.unit[row] };
             rho_extent.add(row, rho), y_extent.add(row, y), grad_extent.add(row, grad);
             gbar[row] += grad.x * value.x + grad.y * value.y;
@@ -206,8 +198,7 @@ static __device__ __forceinline__ void solved_errors(float (&g)[BLOCKS][4], cons
 
 /* ds of keys from j on, in the place of the products u = rho . k, from p and f = p E. */
 template <bool DECAYED, int BLOCKS>
-static __device__ __forceinline__ void solved_gradients(float (&u)[BLOCKS][4],
-                                                        const float (&p)[BLOCKS][4],
+static __device__ __forceinline__ void solved_gradients(float (&u)[BLOCKS][4], const float (&p)[BLOCKS][4],
                                                         const float (&f)[BLOCKS][4],
                                                         const solved_pair_rows &own, solved_sums &sum, int j)
 {
@@ -282,7 +273,7 @@ static __device__ __forceinline__ void finish_sums(float (&q)[8][4], float (&err
         for (int e = 0; e < 4; e += 2) {
             const int row = e / 2, c = column_of(n, e);
             const float2 mean = rs.pair(rs.all.saved.kbar, row, c), rho = rs.pair(rs.all.saved.rho, row, c),
-                         y = rs.pair(rs.all.arrays.y, row, c), lambda = lambda_of(rs, row, c);
+                         y = rs.pair(rs.all.arrays.y, row, c), lambda = rs.lambda_pair(row, c);
             const float k[2] = { inverse * mean.x, inverse * mean.y };
             const float cov[2] = { mean.x - key * rs.target(row, c) - lambda.x * rho.x,
                                    mean.y - key * rs.target(row, c + 1) - lambda.y * rho.y };

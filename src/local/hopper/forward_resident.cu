@@ -127,8 +127,7 @@ static __device__ __forceinline__ float target_of(const resident_system<TILES> &
 
 /* b = kbar - q. */
 template <int TILES>
-static __device__ __forceinline__ void right_side(float (&b)[FRAGMENTS][4],
-                                                  const resident_system<TILES> &sys,
+static __device__ __forceinline__ void right_side(float (&b)[FRAGMENTS][4], const resident_system<TILES> &sys,
                                                   const float (&query_unit)[2])
 {
 #pragma unroll
@@ -173,8 +172,8 @@ static __device__ __forceinline__ void direction_of_solution(row_operand<2> &dir
 /* Writes rho, and saves rho, kbar and vbar, of rows within the sequence. */
 template <int TILES>
 static __device__ __forceinline__ void save_resident(const resident_system<TILES> &sys, const cg_rows &cg,
-                                                     const row_operand<2> &direction,
-                                                     const row_direction &own, const local_saved &saved)
+                                                     const float (&d)[FRAGMENTS][4], const row_direction &own,
+                                                     const local_saved &saved)
 {
     const loam_args &a = sys.a;
     const row_block &block = sys.block;
@@ -188,7 +187,7 @@ static __device__ __forceinline__ void save_resident(const resident_system<TILES
         if (!sys.r.real[row]) continue;
 #pragma unroll
         for (int n = 0; n < FRAGMENTS; n++) {
-            const float2 x = direction.pair(n, 2 * row), rho = { unit * x.x, unit * x.y };
+            const float2 rho = { unit * d[n][2 * row], unit * d[n][2 * row + 1] };
             const int c = column_of(n, 0), at = 4 * n + 2 * row;
             if (a.rho.data) ((float *)a.rho.data)[to + c] = rho.x, ((float *)a.rho.data)[to + c + 1] = rho.y;
             if (!a.saved) continue;
@@ -196,7 +195,8 @@ static __device__ __forceinline__ void save_resident(const resident_system<TILES
             *(float2 *)((float *)saved.rho + from) = rho;
             *(float2 *)((float *)saved.kbar + from) = { key * sys.kbar().get(at),
                                                         key * sys.kbar().get(at + 1) };
-            *(float2 *)((float *)saved.vbar + from) = { value * sys.x().get(at), value * sys.x().get(at + 1) };
+            *(float2 *)((float *)saved.vbar + from) = { value * sys.x().get(at),
+                                                        value * sys.x().get(at + 1) };
         }
     }
 }
@@ -239,9 +239,8 @@ static __device__ __forceinline__ void put_resident_output(const resident_system
 /* From the solution to all that a row writes but info and lse. error: the square of its true residual. */
 template <int TILES>
 static __device__ __forceinline__ void finish_resident(const resident_system<TILES> &sys, const cg_rows &cg,
-                                                       const float (&query_unit)[2],
-                                                       const local_saved &saved, float (&error)[2],
-                                                       bool (&finite)[2])
+                                                       const float (&query_unit)[2], const local_saved &saved,
+                                                       float (&error)[2], bool (&finite)[2])
 {
     float y[FRAGMENTS][4], o[FRAGMENTS][4], total[2] = { 0, 0 };
     row_operand<2> direction;
@@ -257,16 +256,20 @@ static __device__ __forceinline__ void finish_resident(const resident_system<TIL
         add_weighted(y, f, sys.sm.keys, g);
         add_weighted(o, f, sys.sm.values, g);
     }
-    (void)finish_resident_image(y, sys, direction, own, total);
+    float d[FRAGMENTS][4];
+    unpack_direction(d, direction);
+    (void)finish_resident_image(y, sys, d, own, total);
+    total[0] = quad_sum(total[0]), total[1] = quad_sum(total[1]);
     put_resident_output(sys, cg, own, o, total, finite);
-    save_resident(sys, cg, direction, own, saved);
+    save_resident(sys, cg, d, own, saved);
     error[0] = error[1] = 0;
+    const float inverse[2] = { power_inverse(cg.unit[0]), power_inverse(cg.unit[1]) };
     right_side(o, sys, query_unit);
 #pragma unroll
     for (int n = 0; n < FRAGMENTS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const float rest = o[n][e] / cg.unit[e / 2] - y[n][e];
+            const float rest = o[n][e] * inverse[e / 2] - own.unit[e / 2] * y[n][e];
             error[e / 2] += rest * rest;
         }
     }

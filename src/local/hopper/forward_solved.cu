@@ -328,8 +328,7 @@ template <int DIM> static loam_status launch(const loam_problem *p, const loam_a
     if (p->decay) {
         TRY((launch_pass<2, DIM, true>(p, a, &saved, &work, &copy, &heavy, &maps, false, true, error)));
     } else {
-        if (may_be_resident(p))
-            TRY(forward_resident(p, a, &saved, &work, &copy, &heavy, &maps, error));
+        if (may_be_resident(p)) TRY(forward_resident(p, a, &saved, &work, &copy, &heavy, &maps, error));
         if (!all_resident(p)) {
             TRY((launch_pass<2, DIM, false>(p, a, &saved, &work, &copy, &heavy, &maps, false, true, error)));
             TRY((launch_pass<1, DIM, false>(p, a, &saved, &work, &copy, &heavy, &maps, false, true, error)));

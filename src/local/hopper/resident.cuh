@@ -25,10 +25,10 @@ template <int TILES> constexpr int resident_blocks = TILES == 1 ? 3 : 2;
 template <int TILES> struct resident_shared {
     alignas(1024) __half keys[TILES * TILE_ELEMENTS];
     __half values[TILES * TILE_ELEMENTS];
-    __half rows[TILE_ELEMENTS];                     /* queries, or output gradients */
-    float4 x[FRAGMENTS * THREADS];                  /* the solution, [fragment][thread] */
-    float4 kbar[FRAGMENTS * THREADS];               /* likewise */
-    float4 weight[TILES * FRAGMENTS * THREADS];     /* p times its power of two */
+    __half rows[TILE_ELEMENTS];                 /* queries, or output gradients */
+    float4 x[FRAGMENTS * THREADS];              /* the solution, [fragment][thread] */
+    float4 kbar[FRAGMENTS * THREADS];           /* likewise */
+    float4 weight[TILES * FRAGMENTS * THREADS]; /* p times its power of two */
     uint64_t full;
     int64_t block, listed;
 };
@@ -92,7 +92,8 @@ template <int TILES>
 static __device__ __forceinline__ bool takes_block(const loam_problem &p, const row_block &block)
 {
     const int tiles = key_tiles(block);
-    return block.rows > 0 && is_resident<TILE_SIDE>(p, block) && (tiles == TILES || (TILES == 1 && tiles == 0));
+    return block.rows > 0 && is_resident<TILE_SIDE>(p, block) &&
+           (tiles == TILES || (TILES == 1 && tiles == 0));
 }
 
 /* One thread asks for the tiles of keys and values, and for two tiles of rows; all wait for them, and zeros
@@ -255,51 +256,61 @@ static __device__ __forceinline__ void score_keys(const resident_system<TILES> &
         for (int step = 1; step < 4; step *= 2) {
             const float other = __shfl_xor_sync(0xffffffffu, best[row], step);
             const int at = __shfl_xor_sync(0xffffffffu, peak[row], step);
-            if (other > best[row] || (other == best[row] && at < peak[row])) best[row] = other, peak[row] = at;
+            if (other > best[row] || (other == best[row] && at < peak[row]))
+                best[row] = other, peak[row] = at;
         }
         peak[row] = best[row] > -INFINITY ? peak[row] : -1;
     }
 }
 
-/* y becomes the image (Cov + Lambda) direction, from y = sum f k and total = sum f (this thread's columns),
- * where f = p (direction . k - centre), in its unit. */
+/* The direction as float, in its unit: it is the sum of its parts. */
+static __device__ __forceinline__ void unpack_direction(float (&d)[FRAGMENTS][4],
+                                                        const row_operand<2> &direction)
+{
+#pragma unroll
+    for (int n = 0; n < FRAGMENTS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) {
+            const float2 x = direction.pair(n, e);
+            d[n][e] = x.x, d[n][e + 1] = x.y;
+        }
+    }
+}
+
+/* y becomes the image (Cov + Lambda) direction in the unit of the direction d, from y = sum f k and total =
+ * sum f (this thread's columns), where f = p (d . k - centre) times the power of two of the weights. */
 template <int TILES>
 static __device__ __forceinline__ image_products finish_resident_image(float (&y)[FRAGMENTS][4],
                                                                        const resident_system<TILES> &sys,
-                                                                       const row_operand<2> &direction,
+                                                                       const float (&d)[FRAGMENTS][4],
                                                                        const row_direction &own,
-                                                                       float (&total)[2])
+                                                                       const float (&total)[2])
 {
-    image_products d = {};
-    float unit[2];
+    image_products out = {};
+    float unit[2], common[2];
 #pragma unroll
     for (int row = 0; row < 2; row++)
-        total[row] = quad_sum(total[row]), unit[row] = own.unit[row] * power_of_two(-sys.weight_log2[row]);
+        unit[row] = power_of_two(-sys.weight_log2[row]), common[row] = -unit[row] * quad_sum(total[row]);
 #pragma unroll
     for (int n = 0; n < FRAGMENTS; n++) {
         float mean[4];
         sys.kbar().load(mean, n);
 #pragma unroll
-        for (int e = 0; e < 4; e += 2) {
+        for (int e = 0; e < 4; e++) {
             const int row = e / 2;
-            const float2 x = direction.pair(n, e);
-            const float part[2] = { x.x * own.unit[row], x.y * own.unit[row] };
-#pragma unroll
-            for (int c = 0; c < 2; c++) {
-                float &image = y[n][e + c];
-                image = sys.ridge.number[row] * part[c] + unit[row] * (image - total[row] * mean[e + c]);
-                d.curvature[row] += part[c] * image;
-                d.size[row] += part[c] * part[c];
-                d.mean[row] += mean[e + c] * image;
-            }
+            y[n][e] = sys.ridge.number[row] * d[n][e] + (common[row] * mean[e] + unit[row] * y[n][e]);
+            out.curvature[row] += d[n][e] * y[n][e];
+            out.size[row] += d[n][e] * d[n][e];
+            out.mean[row] += mean[e] * y[n][e];
         }
     }
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        d.curvature[row] = quad_sum(d.curvature[row]), d.size[row] = quad_sum(d.size[row]);
-        d.mean[row] = quad_sum(d.mean[row]);
+        out.curvature[row] = own.unit[row] * (own.unit[row] * quad_sum(out.curvature[row]));
+        out.size[row] = own.unit[row] * (own.unit[row] * quad_sum(out.size[row]));
+        out.mean[row] = own.unit[row] * quad_sum(out.mean[row]);
     }
-    return d;
+    return out;
 }
 
 /* f = p (direction . k - centre) of a group, as operand; its sums are added to total. */
@@ -323,14 +334,13 @@ static __device__ __forceinline__ void centred_group(uint32_t (&f)[2][4], const 
     split_group(f, u);
 }
 
-/* y = (Cov + Lambda) direction. */
+/* y = sum f k over the keys, and total = sum f. */
 template <int TILES>
-static __device__ __forceinline__ image_products resident_image(float (&y)[FRAGMENTS][4],
-                                                                const resident_system<TILES> &sys,
-                                                                const row_operand<2> &direction,
-                                                                const row_direction &own)
+static __device__ __forceinline__ void sum_image(float (&y)[FRAGMENTS][4], float (&total)[2],
+                                                 const resident_system<TILES> &sys,
+                                                 const row_operand<2> &direction, const row_direction &own)
 {
-    float total[2] = { 0, 0 };
+    total[0] = total[1] = 0;
     clear(y);
 #pragma unroll 1
     for (int g = 0; g < sys.groups; g++) {
@@ -338,7 +348,6 @@ static __device__ __forceinline__ image_products resident_image(float (&y)[FRAGM
         centred_group(f, sys, direction, own, g, total);
         add_weighted(y, f, sys.sm.keys, g);
     }
-    return finish_resident_image(y, sys, direction, own, total);
 }
 
 /* A vector becomes the direction in the unit that own has. */
@@ -378,7 +387,7 @@ static __device__ __forceinline__ void start_resident(const resident_system<TILE
             top[e / 2] = fmaxf(top[e / 2], fabsf(b[n][e]));
     }
     cg.unit[0] = magnitude(quad_max(top[0])), cg.unit[1] = magnitude(quad_max(top[1]));
-    const float inverse[2] = { 1 / cg.unit[0], 1 / cg.unit[1] };
+    const float inverse[2] = { power_inverse(cg.unit[0]), power_inverse(cg.unit[1]) };
 #pragma unroll
     for (int n = 0; n < FRAGMENTS; n++) {
 #pragma unroll
@@ -394,14 +403,12 @@ static __device__ __forceinline__ void start_resident(const resident_system<TILE
     }
 }
 
-/* x += alpha direction and r -= alpha image; rr: the square of r (this thread's columns). */
+/* x += alpha d and r -= alpha image, both in the unit of the direction; rr: the square of r (this thread's
+ * columns). */
 template <int TILES>
-static __device__ __forceinline__ void advance_resident(const resident_system<TILES> &sys,
-                                                        float (&r)[FRAGMENTS][4],
-                                                        const float (&image)[FRAGMENTS][4],
-                                                        const row_operand<2> &direction,
-                                                        const row_direction &own, const float (&alpha)[2],
-                                                        float (&rr)[2])
+static __device__ __forceinline__ void advance_resident(
+    const resident_system<TILES> &sys, float (&r)[FRAGMENTS][4], const float (&image)[FRAGMENTS][4],
+    const float (&d)[FRAGMENTS][4], const row_direction &own, const float (&alpha)[2], float (&rr)[2])
 {
     const float step[2] = { alpha[0] * own.unit[0], alpha[1] * own.unit[1] };
 #pragma unroll
@@ -409,23 +416,20 @@ static __device__ __forceinline__ void advance_resident(const resident_system<TI
         float x[4];
         sys.x().load(x, n);
 #pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-            const float2 part = direction.pair(n, e);
-            x[e] += step[e / 2] * part.x, x[e + 1] += step[e / 2] * part.y;
-        }
-        sys.x().store(n, x);
-#pragma unroll
         for (int e = 0; e < 4; e++) {
-            r[n][e] -= alpha[e / 2] * image[n][e];
+            x[e] += step[e / 2] * d[n][e];
+            r[n][e] -= step[e / 2] * image[n][e];
             rr[e / 2] += r[n][e] * r[n][e];
         }
+        sys.x().store(n, x);
     }
 }
 
-/* direction <- r + beta direction in the unit of a vector whose square is norm2; 0 of rows that have ended
+/* direction <- r + beta d in the unit of a vector whose square is norm2; 0 of rows that have ended
  * (cg_update_direction says why). */
 static __device__ __forceinline__ void turn_direction(row_operand<2> &direction,
-                                                      const float (&r)[FRAGMENTS][4], const cg_rows &cg,
+                                                      const float (&r)[FRAGMENTS][4],
+                                                      const float (&d)[FRAGMENTS][4], const cg_rows &cg,
                                                       const float (&norm2)[2], const float (&beta)[2],
                                                       row_direction &own)
 {
@@ -442,9 +446,8 @@ static __device__ __forceinline__ void turn_direction(row_operand<2> &direction,
 #pragma unroll
         for (int e = 0; e < 4; e += 2) {
             const int row = e / 2;
-            const float2 old = direction.pair(n, e);
-            direction.set(n, e, r[n][e] * inverse[row] + factor[row] * old.x,
-                          r[n][e + 1] * inverse[row] + factor[row] * old.y);
+            direction.set(n, e, r[n][e] * inverse[row] + factor[row] * d[n][e],
+                          r[n][e + 1] * inverse[row] + factor[row] * d[n][e + 1]);
         }
     }
 }
@@ -463,22 +466,24 @@ static __device__ __forceinline__ void resident_run(const resident_system<TILES>
 #pragma unroll 1
     for (int count = 0; count < tolerance.most; count++) {
         if (!__any_sync(0xffffffffu, cg.live[0] || cg.live[1])) break;
-        float image[FRAGMENTS][4], alpha[2], beta[2], rr[2] = { 0, 0 }, norm2[2];
-        const image_products d = resident_image(image, sys, direction, own);
-        cg_step_length(cg, d, cg.rr, alpha);
-        advance_resident(sys, r, image, direction, own, alpha, rr);
+        float image[FRAGMENTS][4], d[FRAGMENTS][4], total[2], alpha[2], beta[2], rr[2] = { 0, 0 }, norm2[2];
+        sum_image(image, total, sys, direction, own);
+        unpack_direction(d, direction);
+        const image_products dots = finish_resident_image(image, sys, d, own, total);
+        cg_step_length(cg, dots, cg.rr, alpha);
+        advance_resident(sys, r, image, d, own, alpha, rr);
 #pragma unroll
         for (int row = 0; row < 2; row++) {
             rr[row] = quad_sum(rr[row]);
             beta[row] = cg.live[row] ? rr[row] / cg.rr[row] : 0;
             cg.rr[row] = cg.live[row] ? rr[row] : cg.rr[row];
             cg.live[row] = cg.live[row] && unsolved(cg, tolerance, row);
-            norm2[row] = cg.rr[row] + beta[row] * beta[row] * d.size[row];
+            norm2[row] = cg.rr[row] + beta[row] * beta[row] * dots.size[row];
         }
-        turn_direction(direction, r, cg, norm2, beta, own);
+        turn_direction(direction, r, d, cg, norm2, beta, own);
 #pragma unroll
         for (int row = 0; row < 2; row++) {
-            mean[row] -= alpha[row] * d.mean[row];
+            mean[row] -= alpha[row] * dots.mean[row];
             centre[row] = mean[row] + beta[row] * centre[row];
             own.centre[row] = cg.live[row] ? centre[row] * power_inverse(own.unit[row]) : 0;
         }
