@@ -352,7 +352,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     const solve_launch solve = { p, a, saved, work, maps.all, &copy, &heavy };
     const block_list unlisted = {}, list = { work.next_listed, work.listed, work.listed_count };
     rows_count count = {};
-    if (PARTS == 2) launch_dependents();
+    launch_dependents();
     if (threadIdx.x == 0) {
         for (int n = 0; n < (int)ring_stages<DIM>; n++)
             barrier_init(&sm.full[n], 1);
@@ -406,7 +406,7 @@ template <int DIM, bool DECAYED>
 static loam_status launch_listed(const loam_problem *p, const loam_args *a, const rows_plan *plan,
                                  loam_error *error)
 {
-    if (!DECAYED && !all_resident(p)) TRY((launch_pass<2, DIM, DECAYED>(p, a, plan, true, false, error)));
+    if (!DECAYED && !all_resident(p, a)) TRY((launch_pass<2, DIM, DECAYED>(p, a, plan, true, false, error)));
     if constexpr (has_row_matrices<DIM>) {
         rows_plan narrow;
         TRY(narrow_plan(p, plan, &narrow, error));
@@ -429,14 +429,14 @@ static loam_status launch(const loam_problem *p, const loam_args *a, rows_plan *
         TRY((launch_pass<2, DIM, true>(p, a, plan, false, false, error)));
         return launch_listed<DIM, true>(p, a, plan, error);
     }
-    if (may_be_resident(p)) {
+    if (!all_resident(p, a)) {
+        TRY((launch_pass<2, DIM, false>(p, a, plan, false, false, error)));
+        TRY((launch_pass<1, DIM, false>(p, a, plan, false, true, error)));
+    }
+    if (may_be_resident(p, a)) {
         rows_plan narrow;
         TRY(narrow_plan(p, plan, &narrow, error));
         TRY(backward_resident(p, a, &narrow, error));
-    }
-    if (!all_resident(p)) {
-        TRY((launch_pass<2, DIM, false>(p, a, plan, false, false, error)));
-        TRY((launch_pass<1, DIM, false>(p, a, plan, false, true, error)));
     }
     return launch_listed<DIM, false>(p, a, plan, error);
 }

@@ -345,7 +345,8 @@ __global__ void __launch_bounds__(THREADS, resident_blocks<TILES>)
     resident_shared<TILES> &sm = *(resident_shared<TILES> *)swizzled_memory;
     const solve_launch all = { p, a, saved, work, maps, &copy, &heavy };
     /* The copy in fp16 is complete before a launch that overlaps with the first one begins. */
-    if (first) wait_for_previous_launch(), launch_dependents();
+    if (first) wait_for_previous_launch();
+    launch_dependents();
     const row_block block = row_block_at(p, a, blockIdx.x);
     if (takes_block<TILES>(p, block)) {
         if (threadIdx.x == 0) sm.block = blockIdx.x;
@@ -369,7 +370,7 @@ loam_status forward_resident(const loam_problem *p, const loam_args *a, const lo
                              const solve_work *work, const half_copy *copy, const heavy_work *heavy,
                              const qkv_maps *maps, loam_error *error)
 {
-    const bool two = p->len_kv > TILE_SIDE;
-    if (two) TRY(launch_tiles<2>(p, a, saved, work, copy, heavy, maps, true, error));
-    return launch_tiles<1>(p, a, saved, work, copy, heavy, maps, !two, error);
+    const bool alone = all_resident(p, a), two = p->len_kv > TILE_SIDE;
+    if (two) TRY(launch_tiles<2>(p, a, saved, work, copy, heavy, maps, alone, error));
+    return launch_tiles<1>(p, a, saved, work, copy, heavy, maps, alone && !two, error);
 }

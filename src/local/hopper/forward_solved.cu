@@ -267,7 +267,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     ring_count count = { 0 };
     unsigned queries = 0;
     /* The copy in fp16 is complete before a launch that overlaps with this one begins. */
-    if (PARTS == 2) wait_for_previous_launch(), launch_dependents();
+    if (PARTS == 2) wait_for_previous_launch();
+    launch_dependents();
     if (threadIdx.x == 0) {
         for (int n = 0; n < (int)ring_stages<DIM>; n++)
             barrier_init(&sm.full[n], 1);
@@ -328,11 +329,11 @@ template <int DIM> static loam_status launch(const loam_problem *p, const loam_a
     if (p->decay) {
         TRY((launch_pass<2, DIM, true>(p, a, &saved, &work, &copy, &heavy, &maps, false, true, error)));
     } else {
-        if (may_be_resident(p)) TRY(forward_resident(p, a, &saved, &work, &copy, &heavy, &maps, error));
-        if (!all_resident(p)) {
+        if (!all_resident(p, a)) {
             TRY((launch_pass<2, DIM, false>(p, a, &saved, &work, &copy, &heavy, &maps, false, true, error)));
             TRY((launch_pass<1, DIM, false>(p, a, &saved, &work, &copy, &heavy, &maps, false, true, error)));
         }
+        if (may_be_resident(p, a)) TRY(forward_resident(p, a, &saved, &work, &copy, &heavy, &maps, error));
     }
     if (has_row_matrices<DIM>) return heavy_forward(p, a, &saved, &work, &copy, &heavy, &maps, error);
     return p->decay

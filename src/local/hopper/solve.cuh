@@ -719,23 +719,25 @@ static __device__ __forceinline__ int key_tiles(const row_block &block)
     return (block.last - block.first + TILE_SIDE - 1) / TILE_SIDE;
 }
 
-/* Can all keys of the block stay in shared memory (local/hopper/resident.cuh)? */
-enum { RESIDENT_TILES = 2 };
+/* Do the keys of the block stay in shared memory (local/hopper/resident.cuh)? Lengths alone decide, so that
+ * the bits of a sequence do not depend on its batch. In long sequences few blocks see so few keys. */
+enum { RESIDENT_TILES = 2, RESIDENT_LENGTH = 512 };
 template <int DIM>
 static __device__ __forceinline__ bool is_resident(const loam_problem &p, const row_block &block)
 {
     return DIM == TILE_SIDE && p.dim_qk == TILE_SIDE && !p.decay && p.ridge_axes != LOAM_RIDGE_CHANNEL &&
-           key_tiles(block) <= RESIDENT_TILES;
+           block.s.nk <= RESIDENT_LENGTH && key_tiles(block) <= RESIDENT_TILES;
 }
 
 /* Whether blocks of the problem may be such ones, and whether all are. */
-static inline bool may_be_resident(const loam_problem *p)
+static inline bool may_be_resident(const loam_problem *p, const loam_args *a)
 {
-    return p->dim_qk == TILE_SIDE && !p->decay && p->ridge_axes != LOAM_RIDGE_CHANNEL;
+    const bool may_be_short = p->len_kv <= RESIDENT_LENGTH || sequence_packed(p) || a->lens_kv;
+    return p->dim_qk == TILE_SIDE && !p->decay && p->ridge_axes != LOAM_RIDGE_CHANNEL && may_be_short;
 }
-static inline bool all_resident(const loam_problem *p)
+static inline bool all_resident(const loam_problem *p, const loam_args *a)
 {
-    return may_be_resident(p) && p->len_kv <= RESIDENT_TILES * TILE_SIDE;
+    return may_be_resident(p, a) && p->len_kv <= RESIDENT_TILES * TILE_SIDE;
 }
 
 /* Does the first row of the block see too few keys for one part? */
