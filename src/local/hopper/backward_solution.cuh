@@ -21,7 +21,7 @@
 /* Of the residual, relative to drho; and of rounding, relative to the largest that a term of it can be, where
  * drho is itself no more than rounding, as in rows that see one key. */
 #define SOLVED_ACCEPT 3.5e-3f
-#define SOLVED_ROUNDING 0x1p-28f
+#define SOLVED_ROUNDING 0x1p-26f
 
 /* Powers of two of the thread's rows. Operands are rho / probe, y / solution and do / grad; products with
  * fp16 keys and values are then u / u and E / error. Weights are p E weight / error, and gradients of scores
