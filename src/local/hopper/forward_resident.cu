@@ -215,7 +215,7 @@ static __device__ __forceinline__ void put_resident_output(const resident_system
     __nv_bfloat16 *to[2];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        unit[row] = cg.unit[row] * own.unit[row] * power_of_two(-sys.weight_log2[row]);
+        unit[row] = cg.unit[row] * resident_image_unit(sys, own, row);
         to[row] = (__nv_bfloat16 *)a.o.data +
                   LOCAL_AT(a.o, block.s.b, block.h, block.s.q0 + block.i0 + sys.r.at[row]);
     }
@@ -264,12 +264,13 @@ static __device__ __forceinline__ void finish_resident(const resident_system<TIL
     save_resident(sys, cg, d, own, saved);
     error[0] = error[1] = 0;
     const float inverse[2] = { power_inverse(cg.unit[0]), power_inverse(cg.unit[1]) };
+    const float unit[2] = { resident_image_unit(sys, own, 0), resident_image_unit(sys, own, 1) };
     right_side(o, sys, query_unit);
 #pragma unroll
     for (int n = 0; n < FRAGMENTS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const float rest = o[n][e] * inverse[e / 2] - own.unit[e / 2] * y[n][e];
+            const float rest = o[n][e] * inverse[e / 2] - unit[e / 2] * y[n][e];
             error[e / 2] += rest * rest;
         }
     }

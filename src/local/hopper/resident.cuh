@@ -277,8 +277,17 @@ static __device__ __forceinline__ void unpack_direction(float (&d)[FRAGMENTS][4]
     }
 }
 
-/* y becomes the image (Cov + Lambda) direction in the unit of the direction d, from y = sum f k and total =
- * sum f (this thread's columns), where f = p (d . k - centre) times the power of two of the weights. */
+/* The unit of images of a direction: that of the direction, less the power of two of the weights. */
+template <int TILES>
+static __device__ __forceinline__ float resident_image_unit(const resident_system<TILES> &sys,
+                                                            const row_direction &own, int row)
+{
+    return own.unit[row] * power_of_two(-sys.weight_log2[row]);
+}
+
+/* y becomes the image (Cov + Lambda) direction in its unit, from y = sum f k and total = sum f (this thread's
+ * columns), where f = p (d . k - centre) times the power of two of the weights; d: the direction in its
+ * unit. */
 template <int TILES>
 static __device__ __forceinline__ image_products finish_resident_image(float (&y)[FRAGMENTS][4],
                                                                        const resident_system<TILES> &sys,
@@ -287,10 +296,12 @@ static __device__ __forceinline__ image_products finish_resident_image(float (&y
                                                                        const float (&total)[2])
 {
     image_products out = {};
-    float unit[2], common[2];
+    float ridge[2], common[2];
 #pragma unroll
-    for (int row = 0; row < 2; row++)
-        unit[row] = power_of_two(-sys.weight_log2[row]), common[row] = -unit[row] * quad_sum(total[row]);
+    for (int row = 0; row < 2; row++) {
+        ridge[row] = sys.ridge.number[row] * power_of_two(sys.weight_log2[row]);
+        common[row] = quad_sum(total[row]);
+    }
 #pragma unroll
     for (int n = 0; n < FRAGMENTS; n++) {
         float mean[4];
@@ -298,7 +309,7 @@ static __device__ __forceinline__ image_products finish_resident_image(float (&y
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int row = e / 2;
-            y[n][e] = sys.ridge.number[row] * d[n][e] + (common[row] * mean[e] + unit[row] * y[n][e]);
+            y[n][e] = ridge[row] * d[n][e] + (y[n][e] - common[row] * mean[e]);
             out.curvature[row] += d[n][e] * y[n][e];
             out.size[row] += d[n][e] * d[n][e];
             out.mean[row] += mean[e] * y[n][e];
@@ -306,9 +317,10 @@ static __device__ __forceinline__ image_products finish_resident_image(float (&y
     }
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        out.curvature[row] = own.unit[row] * (own.unit[row] * quad_sum(out.curvature[row]));
+        const float unit = resident_image_unit(sys, own, row);
+        out.curvature[row] = own.unit[row] * (unit * quad_sum(out.curvature[row]));
         out.size[row] = own.unit[row] * (own.unit[row] * quad_sum(out.size[row]));
-        out.mean[row] = own.unit[row] * quad_sum(out.mean[row]);
+        out.mean[row] = unit * quad_sum(out.mean[row]);
     }
     return out;
 }
@@ -403,14 +415,16 @@ static __device__ __forceinline__ void start_resident(const resident_system<TILE
     }
 }
 
-/* x += alpha d and r -= alpha image, both in the unit of the direction; rr: the square of r (this thread's
+/* x += alpha d and r -= alpha image, each in its unit; rr: the square of r (this thread's
  * columns). */
 template <int TILES>
 static __device__ __forceinline__ void advance_resident(
     const resident_system<TILES> &sys, float (&r)[FRAGMENTS][4], const float (&image)[FRAGMENTS][4],
     const float (&d)[FRAGMENTS][4], const row_direction &own, const float (&alpha)[2], float (&rr)[2])
 {
-    const float step[2] = { alpha[0] * own.unit[0], alpha[1] * own.unit[1] };
+    const float step[2] = { alpha[0] * own.unit[0], alpha[1] * own.unit[1] },
+                back[2] = { alpha[0] * resident_image_unit(sys, own, 0),
+                            alpha[1] * resident_image_unit(sys, own, 1) };
 #pragma unroll
     for (int n = 0; n < FRAGMENTS; n++) {
         float x[4];
@@ -418,7 +432,7 @@ static __device__ __forceinline__ void advance_resident(
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             x[e] += step[e / 2] * d[n][e];
-            r[n][e] -= step[e / 2] * image[n][e];
+            r[n][e] -= back[e / 2] * image[n][e];
             rr[e / 2] += r[n][e] * r[n][e];
         }
         sys.x().store(n, x);
