@@ -299,11 +299,17 @@ static float *run_long(machine on, const char *path, const lm_options *options, 
     return out;
 }
 
+static void expect_near(const char *path, const char *what, double apart, double bound)
+{
+    if (!(apart < bound)) fail_msg("%s, %s: %.1e apart, expected less than %.1e", path, what, apart, bound);
+}
+
 /* Keys of one query are read in splits of 256: the third begins while tokens are read. */
 static void test_long(void **state)
 {
     (void)state;
     for (int i = 0; i < WRITERS; i++) {
+        static const char *const runs[] = { "f32", "bf16", "LLA", "LLA in one layer", "Parallax" };
         if (strncmp(models[i], "gpt2", 4) == 0) continue; /* its positions end before */
         for (int n = 0; n < 5; n++) {
             lm_options options = lm_options_default();
@@ -312,7 +318,7 @@ static void test_long(void **state)
             options.only = n == 3 ? 1 : -1;
             float *want = run_long(machine_cpu(LOAM_F32, 2), path_of(i), &options, &width),
                   *got = run_long(open_gpu(n == 1 ? LOAM_BF16 : LOAM_F32), path_of(i), &options, &width);
-            assert_true(distance(got, want, STEPS * width) < (n == 1 ? 5e-2 : 1e-4));
+            expect_near(path_of(i), runs[n], distance(got, want, STEPS * width), n == 1 ? 5e-2 : 1e-4);
             free(want), free(got);
         }
     }
@@ -328,11 +334,6 @@ static void make_heads(lm_head *heads, int shift)
     static const double ridges[] = { INFINITY, INFINITY, 0.5, 20, 2, INFINITY, 3 };
     for (int i = 0; i < HEADS; i++)
         heads[i] = (lm_head){ ridges[(i + shift) % 7], (i + shift) % 5 == 4 ? 1.5 : 1 };
-}
-
-static void expect_near(const char *path, const char *what, double apart, double bound)
-{
-    if (!(apart < bound)) fail_msg("%s, %s: %.1e apart, expected less than %.1e", path, what, apart, bound);
 }
 
 /* Whole, token by token, and beyond a split of the keys. */

@@ -115,7 +115,14 @@ template <int DIM, bool DECAYED, class T = __nv_bfloat16> struct rows_system {
         return r.real[row] ? *(const float2 *)((const float *)array + line(row) * DIM + c)
                            : make_float2(0, 0);
     }
-    /* Lambda of element `at` of the thread's rows. */
+    /* Channel c of the query, in units of the keys. */
+    __device__ __forceinline__ float target(int row, int c) const { return sys.target(row, c); }
+    /* Lambda of channels c and c + 1 of the row, and of element `at` of the thread's rows. */
+    __device__ __forceinline__ float2 lambda_pair(int row, int c) const
+    {
+        return { ridge_at(ridge, sys.p, sys.a, sys.block, r, row, c),
+                 ridge_at(ridge, sys.p, sys.a, sys.block, r, row, c + 1) };
+    }
     __device__ __forceinline__ float lambda(int at) const
     {
         return ridge.channels ? sys.vector(VECTOR_RIDGE).get(at) : ridge.number[at / 2 % 2];
@@ -548,9 +555,8 @@ static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM, DEC
     }
 }
 
-template <int DIM, bool DECAYED, class T>
-static __device__ __forceinline__ void put_records(const rows_system<DIM, DECAYED, T> &rs,
-                                                   const row_scalars (&rec)[2])
+template <class ROWS>
+static __device__ __forceinline__ void put_records(const ROWS &rs, const row_scalars (&rec)[2])
 {
 #pragma unroll
     for (int row = 0; row < 2; row++)

@@ -12,9 +12,11 @@
  * and t. The adjoint solve of blocks that plain steps would take too long for is that of heavy_solve.cu,
  * before a launch that goes on from y: with 64 dimensions in fp16 (backward_solved.cu), with 128, which leave
  * no registers for that sweep, in two bf16 parts. Blocks with rows for float64 are left to query_kernel.
+ * Blocks with 64 dimensions and very few keys are those of backward_resident.cu.
  */
 #include "src/local/cuda/solve_work.cuh"
 #include "src/local/hopper/backward_pairs.cuh"
+#include "src/local/hopper/backward_resident.cuh"
 #include "src/local/hopper/maps.cuh"
 
 /* ------------------------------------------------------------------ first sweep */
@@ -268,8 +270,8 @@ static __device__ __forceinline__ void put_adjoint(const pairs_system<DIM, DECAY
         const float largest = exp2_fast(fminf(sum.best[row] - sys.lse2[row], 0));
         weight[row] = { sys.lse2[row], sum.peak[row] < 0 ? 0 : largest };
     }
-    put_listed(sys.sm, solve, sys.r, weight, sys.vector(VECTOR_KBAR), power_inverse(units.key),
-               sys.vector(VECTOR_B));
+    put_listed<DIM>(sys.sm, solve, sys.r, weight, sys.vector(VECTOR_KBAR), power_inverse(units.key),
+                    sys.vector(VECTOR_B));
     if (threadIdx.x % 4 != 0) return;
 #pragma unroll
     for (int row = 0; row < 2; row++)
@@ -391,7 +393,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     const block_list unlisted = {}, list = { work.next_listed, work.listed, work.listed_count },
                      ended = { work.next_ended, heavy.listed, work.heavy_count };
     rows_count count = {};
-    if (PARTS == 2) launch_dependents();
+    launch_dependents();
     if (threadIdx.x == 0) {
         for (int n = 0; n < (int)ring_stages<DIM>; n++)
             barrier_init(&sm.full[n], 1);
@@ -432,15 +434,23 @@ static loam_status launch_pass(const loam_problem *p, const loam_args *a, const 
                        plan->copy, plan->heavy);
 }
 
+/* The plan with maps of the copies in fp16. */
+static loam_status narrow_plan(const loam_problem *p, const rows_plan *plan, rows_plan *narrow,
+                               loam_error *error)
+{
+    *narrow = *plan;
+    TRY(key_map_make(&narrow->maps.all.k, p, &plan->copy.keys, TILE_SIDE, error));
+    return key_map_make(&narrow->maps.all.v, p, &plan->copy.values, TILE_SIDE, error);
+}
+
 /* The listed blocks; then the adjoint solve by row matrices, and what follows from it. */
 template <int DIM, bool DECAYED>
 static loam_status launch_listed(const loam_problem *p, const loam_args *a, const rows_plan *plan,
                                  loam_error *error)
 {
-    if (!DECAYED) TRY((launch_pass<2, DIM, DECAYED>(p, a, plan, true, false, error)));
-    rows_plan narrow = *plan;
-    TRY(key_map_make(&narrow.maps.all.k, p, &plan->copy.keys, TILE_SIDE, error));
-    TRY(key_map_make(&narrow.maps.all.v, p, &plan->copy.values, TILE_SIDE, error));
+    if (!DECAYED && !all_resident(p, a)) TRY((launch_pass<2, DIM, DECAYED>(p, a, plan, true, false, error)));
+    rows_plan narrow;
+    TRY(narrow_plan(p, plan, &narrow, error));
     TRY(heavy_adjoint(p, a, &plan->work, &plan->copy, &plan->heavy, &narrow.maps.all, error));
     if constexpr (DIM == 64)
         return rows_solved(p, a, &narrow, error);
@@ -461,8 +471,15 @@ static loam_status launch(const loam_problem *p, const loam_args *a, rows_plan *
         TRY((launch_pass<2, DIM, true>(p, a, plan, false, false, error)));
         return launch_listed<DIM, true>(p, a, plan, error);
     }
-    TRY((launch_pass<2, DIM, false>(p, a, plan, false, false, error)));
-    TRY((launch_pass<1, DIM, false>(p, a, plan, false, true, error)));
+    if (!all_resident(p, a)) {
+        TRY((launch_pass<2, DIM, false>(p, a, plan, false, false, error)));
+        TRY((launch_pass<1, DIM, false>(p, a, plan, false, true, error)));
+    }
+    if (may_be_resident(p, a)) {
+        rows_plan narrow;
+        TRY(narrow_plan(p, plan, &narrow, error));
+        TRY(backward_resident(p, a, &narrow, error));
+    }
     return launch_listed<DIM, false>(p, a, plan, error);
 }
 

@@ -42,16 +42,16 @@ static __device__ __forceinline__ void wide_tile_tops(float (&top)[2], const __h
     }
 }
 
-/* Such a tile, times `factor` of each row, becomes fp16 in place. */
+/* Such a tile, times `factor` of each row, becomes fp16, which may be in place. */
 template <int DIM>
-static __device__ __forceinline__ void narrow_tile(__half *tile, const row_pair &r, const float (&factor)[2])
+static __device__ __forceinline__ void narrow_tile(__half *to, const __half *tile, const row_pair &r,
+                                                   const float (&factor)[2])
 {
-    uint32_t *const words = (uint32_t *)tile;
 #pragma unroll 8
     for (int n = 0; n < DIM / 4; n++) {
-        uint32_t &word = words[swizzled(r.at[n % 2], column_of(n / 2, 0)) / 2];
-        const float2 x = unpack_pair<__nv_bfloat16>(word);
-        word = pack_pair<__half>(x.x * factor[n % 2], x.y * factor[n % 2]);
+        const int at = swizzled(r.at[n % 2], column_of(n / 2, 0));
+        const float2 x = unpack_pair<__nv_bfloat16>(*(const uint32_t *)(tile + at));
+        *(uint32_t *)(to + at) = pack_pair<__half>(x.x * factor[n % 2], x.y * factor[n % 2]);
     }
 }
 
@@ -77,7 +77,7 @@ static __device__ __forceinline__ void load_block_queries(block_system<DIM, DECA
         sys.query_unit[row] = unit * power_inverse(sys.units.key);
         sys.scale2[row] *= unit * sys.units.key;
     }
-    narrow_tile<DIM>(sys.sm.query, sys.r, inverse);
+    narrow_tile<DIM>(sys.sm.query, sys.sm.query, sys.r, inverse);
     fence_async_proxy();
     __syncthreads();
 }
@@ -115,9 +115,8 @@ static __device__ __forceinline__ row_ridge ridge_in_units(const loam_problem &p
 }
 
 /* Can fp16 hold the row's system? */
-template <int DIM, bool DECAYED, class T>
-static __device__ __forceinline__ bool within_range(const block_system<DIM, DECAYED, T> &sys,
-                                                    const float (&largest)[2], int row)
+template <class SYSTEM>
+static __device__ __forceinline__ bool within_range(const SYSTEM &sys, const float (&largest)[2], int row)
 {
     const float least = sys.ridge.least[row], longest2 = sys.units.norm * sys.units.norm;
     return sys.r.lo[row] < sys.r.hi[row] && least > 0 && !sys.units.wide &&
@@ -272,10 +271,10 @@ struct row_verdict {
 };
 
 /* By the square of the true residual, of a row that is `possible`. */
-template <int DIM, bool DECAYED, class T>
-static __device__ __forceinline__ row_verdict verdict_of(const block_system<DIM, DECAYED, T> &sys,
-                                                         const cg_rows &cg, const cg_tolerance &tolerance,
-                                                         int row, bool possible, float error2)
+template <class SYSTEM>
+static __device__ __forceinline__ row_verdict verdict_of(const SYSTEM &sys, const cg_rows &cg,
+                                                         const cg_tolerance &tolerance, int row,
+                                                         bool possible, float error2)
 {
     row_verdict out;
     const bool solved = accepted(cg, tolerance, row, error2, &out.residual);

@@ -9,8 +9,10 @@
  * about 2^-11; the last sweep measures the true one. Where it misses the tolerance, or the iteration is too
  * slow to reach it, the block is listed for the launches that give each row a matrix of its own
  * (heavy_solve.cu). Blocks with few keys have two parts at once, in a launch that overlaps with the first.
- * One kernel for both would need too many registers for its products to be pipelined.
+ * One kernel for both would need too many registers for its products to be pipelined. Blocks with 64
+ * dimensions and very few keys are those of forward_resident.cu.
  */
+#include "src/local/hopper/forward_resident.cuh"
 #include "src/local/hopper/forward_rows.cuh"
 #include "src/local/hopper/heavy_work.cuh"
 
@@ -248,7 +250,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     ring_count count = { 0 };
     unsigned queries = 0;
     /* The copy in fp16 is complete before a launch that overlaps with this one begins. */
-    if (PARTS == 2) wait_for_previous_launch(), launch_dependents();
+    if (PARTS == 2) wait_for_previous_launch();
+    launch_dependents();
     if (threadIdx.x == 0) {
         for (int n = 0; n < (int)ring_stages<DIM>; n++)
             barrier_init(&sm.full[n], 1);
@@ -269,8 +272,9 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         float *scratch = work.scratch + (int64_t)sm.scratch * VECTORS * (DIM / 2) * THREADS;
         row_weight weight[2];
         if (!solve_rows<PARTS, DIM, DECAYED>(sm, count, queries, all, scratch, in_memory(weight)))
-            put_listed(sm, all, row_pair_of(p, sm.rows), weight, scratch_vector<DIM>(scratch, VECTOR_KBAR), 1,
-                       scratch_vector<DIM>(scratch, VECTOR_VBAR));
+            put_listed<DIM>(sm, all, row_pair_of(p, sm.rows), weight,
+                            scratch_vector<DIM>(scratch, VECTOR_KBAR), 1,
+                            scratch_vector<DIM>(scratch, VECTOR_VBAR));
     }
     if (threadIdx.x == 0) {
         __threadfence();
@@ -310,8 +314,11 @@ template <int DIM> static loam_status launch(const loam_problem *p, const loam_a
     if (p->decay) {
         TRY((launch_pass<2, DIM, true>(p, a, &saved, &work, &copy, &heavy, &maps, error)));
     } else {
-        TRY((launch_pass<2, DIM, false>(p, a, &saved, &work, &copy, &heavy, &maps, error)));
-        TRY((launch_pass<1, DIM, false>(p, a, &saved, &work, &copy, &heavy, &maps, error)));
+        if (!all_resident(p, a)) {
+            TRY((launch_pass<2, DIM, false>(p, a, &saved, &work, &copy, &heavy, &maps, error)));
+            TRY((launch_pass<1, DIM, false>(p, a, &saved, &work, &copy, &heavy, &maps, error)));
+        }
+        if (may_be_resident(p, a)) TRY(forward_resident(p, a, &saved, &work, &copy, &heavy, &maps, error));
     }
     return heavy_forward(p, a, &saved, &work, &copy, &heavy, &maps, error);
 }

@@ -293,8 +293,8 @@ __global__ void __launch_bounds__(THREADS, MATRIX_BLOCKS)
 /* With `saved`, gradients follow, which need a more exact probe than o does. */
 template <bool ADJOINT> static __device__ __forceinline__ cg_tolerance heavy_tolerance(bool saved)
 {
-    const float stop = ADJOINT ? 1.2e-3f : saved ? 3e-4f : 1.8e-3f;
-    return { stop, stop, saved ? 1e-3f : 3.5e-3f, 32, 0, true, 0 };
+    const float stop = ADJOINT ? 1.2e-3f : saved ? 3e-4f : 3e-3f;
+    return { stop, stop, saved ? 1e-3f : 5e-3f, 32, 0, true, 0 };
 }
 
 /* The vectors of a listed block into the scratch. */

@@ -97,11 +97,10 @@ static inline heavy_work heavy_work_carve(const loam_problem *p, arena *pool)
 
 /* Puts a block on the list, with two vectors, the first one times `scale`, and the weights of the thread's
  * rows. All threads of the block call it; sm.listed is its place. */
-template <int DIM, class T>
-static __device__ __forceinline__ void put_listed(solver_shared<DIM, T> &sm, const solve_launch &all,
-                                                  const row_pair &r, const row_weight (&weight)[2],
-                                                  const lane_vector &first, float scale,
-                                                  const lane_vector &second)
+template <int DIM, class SHARED, class VECTOR>
+static __device__ __forceinline__ void put_listed(SHARED &sm, const solve_launch &all, const row_pair &r,
+                                                  const row_weight (&weight)[2], const VECTOR &first,
+                                                  float scale, const VECTOR &second)
 {
     const heavy_work &heavy = *all.heavy;
     __syncthreads();

@@ -716,6 +716,33 @@ struct solve_launch {
     const heavy_work *heavy;
 };
 
+/* Tiles of keys that the block sees. */
+static __device__ __forceinline__ int key_tiles(const row_block &block)
+{
+    return (block.last - block.first + TILE_SIDE - 1) / TILE_SIDE;
+}
+
+/* Do the keys of the block stay in shared memory (local/hopper/resident.cuh)? Lengths alone decide, so that
+ * the bits of a sequence do not depend on its batch. In long sequences few blocks see so few keys. */
+enum { RESIDENT_TILES = 2, RESIDENT_LENGTH = 512 };
+template <int DIM>
+static __device__ __forceinline__ bool is_resident(const loam_problem &p, const row_block &block)
+{
+    return DIM == TILE_SIDE && p.dim_qk == TILE_SIDE && !p.decay && p.ridge_axes != LOAM_RIDGE_CHANNEL &&
+           block.s.nk <= RESIDENT_LENGTH && key_tiles(block) <= RESIDENT_TILES;
+}
+
+/* Whether blocks of the problem may be such ones, and whether all are. */
+static inline bool may_be_resident(const loam_problem *p, const loam_args *a)
+{
+    const bool may_be_short = p->len_kv <= RESIDENT_LENGTH || sequence_packed(p) || a->lens_kv;
+    return p->dim_qk == TILE_SIDE && !p->decay && p->ridge_axes != LOAM_RIDGE_CHANNEL && may_be_short;
+}
+static inline bool all_resident(const loam_problem *p, const loam_args *a)
+{
+    return may_be_resident(p, a) && p->len_kv <= RESIDENT_TILES * TILE_SIDE;
+}
+
 /* Does the first row of the block see too few keys for one part? */
 template <int DIM>
 static __device__ __forceinline__ bool sees_few(const loam_problem &p, const row_block &block)
@@ -734,8 +761,8 @@ struct block_list {
 
 /* Takes the next block of rows for this launch: its number, -1 where there is none, its rows, and its place
  * on the list. Without a list (next NULL) it takes those blocks whose first row sees few keys where it has
- * two parts, or the others; where scores decay, few keys have weight and all blocks take two parts. One
- * thread calls it. */
+ * two parts, or the others, but none whose keys stay in shared memory; where scores decay, few keys have
+ * weight and all blocks take two parts. One thread calls it. */
 template <int PARTS, bool DECAYED, int DIM, class T>
 static __device__ __forceinline__ void claim_block(solver_shared<DIM, T> &sm, const solve_launch &all,
                                                    int64_t blocks, const block_list &list)
@@ -749,8 +776,9 @@ static __device__ __forceinline__ void claim_block(solver_shared<DIM, T> &sm, co
         sm.block = sm.listed >= count ? -1 : list.next ? list.block[sm.listed] : sm.listed;
         if (sm.block < 0) return;
         sm.rows = row_block_at(all.p, all.a, sm.block);
-        if (sm.rows.rows > 0 && (list.next || DECAYED || sees_few<DIM>(all.p, sm.rows) == (PARTS == 2)))
-            return;
+        if (sm.rows.rows <= 0) continue;
+        if (list.next || DECAYED) return;
+        if (!is_resident<DIM>(all.p, sm.rows) && sees_few<DIM>(all.p, sm.rows) == (PARTS == 2)) return;
     }
 }
 

@@ -1,0 +1,417 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Backward of Local Linear Attention on Hopper, the pass over rows for blocks of 64 rows that see few keys
+ * (local/hopper/resident.cuh): drho, the adjoint solve and what follows from its solution
+ * (local/hopper/backward_solution.cuh), with two fp16 parts of all weights.
+ */
+#include "src/local/hopper/backward_resident.cuh"
+#include "src/local/hopper/backward_solution.cuh"
+#include "src/local/hopper/resident.cuh"
+
+/* A block of rows as backward_solution.cuh has it. */
+template <int TILES> struct resident_rows {
+    const row_pair &r;
+    const row_ridge &ridge; /* in units of the inputs */
+    const resident_system<TILES> &sys;
+    const rows_launch &all;
+
+    int64_t first; /* the line of the block's first row in arrays over rows */
+
+    __device__ __forceinline__ int64_t line(int row) const { return first + r.at[row]; }
+    __device__ __forceinline__ float2 pair(const void *array, int row, int c) const
+    {
+        return r.real[row] ? *(const float2 *)((const float *)array + line(row) * TILE_SIDE + c)
+                           : make_float2(0, 0);
+    }
+    __device__ __forceinline__ float2 lambda_pair(int row, int) const
+    {
+        return { ridge.number[row], ridge.number[row] };
+    }
+    __device__ __forceinline__ float target(int row, int c) const
+    {
+        const row_block &block = sys.block;
+        const int64_t at = LOCAL_AT(sys.a.q, block.s.b, block.h, block.s.q0 + block.i0 + r.at[row]) + c;
+        return r.real[row] ? __bfloat162float(((const __nv_bfloat16 *)sys.a.q.data)[at]) *
+                                 power_inverse(sys.units.key)
+                           : 0;
+    }
+};
+
+/* What the rows have before the solve. lse2: to base 2; grad: the units of do in fp16; b_unit: of drho as
+ * right side. */
+struct adjoint_rows {
+    float lse2[2], largest[2], grad[2], b_unit[2], rest[2];
+    int peak[2];
+};
+
+/* Scores become p times its power of two, from the lse that forward saved. */
+template <int TILES>
+static __device__ __forceinline__ void weigh_saved(resident_system<TILES> &sys, const rows_launch &all,
+                                                   adjoint_rows &rows)
+{
+    row_operand<1> query;
+    float top[2], inverse[2], scale2[2], best[2];
+    wide_tile_tops<TILE_SIDE>(top, sys.sm.rows, sys.r);
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float unit = unit_of_largest<__half>(quad_max(top[row]));
+        inverse[row] = power_inverse(unit);
+        scale2[row] = (float)(sys.p.scale * LOG2E) * (unit * sys.units.key);
+    }
+    narrow_tile<TILE_SIDE>(sys.sm.rows, sys.sm.rows, sys.r, inverse);
+    load_fragments<TILE_SIDE>(query.part[0], sys.sm.rows, sys.r);
+    score_keys(sys, query, scale2, best, rows.peak);
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const int64_t line = local_row(&sys.p, &sys.block.s, sys.block.h, sys.block.i0 + sys.r.at[row]);
+        const float lse = sys.r.real[row] ? ((const float *)all.saved.lse)[line] : 0;
+        rows.lse2[row] = finite_or_zero(lse) * 1.44269504f;
+        rows.largest[row] = rows.peak[row] < 0 ? 0 : exp2_fast(fminf(best[row] - rows.lse2[row], 0));
+        sys.weight_log2[row] = weight_exponent(rows.largest[row], sys.units.norm);
+    }
+#pragma unroll 1
+    for (int n = 0; n < 2 * sys.groups; n++) {
+        float w[4];
+        sys.weight().load(w, n);
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            w[e] = exp2_fast(fminf(w[e] - rows.lse2[e / 2], 0) + sys.weight_log2[e / 2]);
+        sys.weight().store(n, w);
+    }
+}
+
+/* The mean keys, and do, in the place of the queries. gbar = do . vbar in the units of the products of do and
+ * values; norm: of do in its unit. */
+template <int TILES>
+static __device__ __forceinline__ void load_gradients(const resident_system<TILES> &sys,
+                                                      const resident_rows<TILES> &rs, adjoint_rows &rows,
+                                                      float (&gbar)[2], float (&norm)[2])
+{
+    const __half *const wide = (const __half *)sys.sm.x;
+    const float key = power_inverse(sys.units.key), value = power_inverse(sys.units.value);
+    float top[2], inverse[2];
+    wide_tile_tops<TILE_SIDE>(top, wide, sys.r);
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        rows.grad[row] = unit_of_largest<__half>(quad_max(top[row]));
+        inverse[row] = power_inverse(rows.grad[row]);
+        gbar[row] = norm[row] = 0;
+    }
+    narrow_tile<TILE_SIDE>(sys.sm.rows, wide, sys.r, inverse);
+#pragma unroll
+    for (int n = 0; n < FRAGMENTS; n++) {
+        float mean[4];
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) {
+            const int row = e / 2, c = column_of(n, e);
+            const float2 k = rs.pair(rs.all.saved.kbar, row, c), v = rs.pair(rs.all.saved.vbar, row, c),
+                         grad = unpack_pair<__half>(
+                             *(const uint32_t *)(sys.sm.rows + swizzled(sys.r.at[row], c)));
+            mean[e] = key * k.x, mean[e + 1] = key * k.y;
+            gbar[row] += value * (grad.x * v.x + grad.y * v.y);
+            norm[row] += grad.x * grad.x + grad.y * grad.y;
+        }
+        sys.kbar().store(n, mean);
+    }
+#pragma unroll
+    for (int row = 0; row < 2; row++)
+        gbar[row] = quad_sum(gbar[row]), norm[row] = sqrtf(quad_sum(norm[row]));
+}
+
+/* b = drho = -sum p (g - gbar) kappa in b_unit, and the sum of the weights as rounded, which is 0 but for
+ * rounding. */
+template <int TILES>
+static __device__ __forceinline__ void adjoint_right_side(float (&b)[FRAGMENTS][4],
+                                                          const resident_system<TILES> &sys,
+                                                          adjoint_rows &rows, const float (&gbar)[2],
+                                                          const float (&norm)[2])
+{
+    row_operand<1> grad;
+    float factor[2], rest[2] = { 0, 0 }, exponent[2];
+    load_fragments<TILE_SIDE>(grad.part[0], sys.sm.rows, sys.r);
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        exponent[row] = product_exponent(rows.largest[row] * 2 * norm[row] * VALUE_NORM);
+        factor[row] = power_of_two(exponent[row] - sys.weight_log2[row]);
+    }
+    clear(b);
+#pragma unroll 1
+    for (int g = 0; g < sys.groups; g++) {
+        float w[2][4] = {};
+        uint32_t part[2][4];
+        add_products(w, grad, sys.sm.values, g);
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            float p[4];
+            sys.weight().load(p, 2 * g + n);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                w[n][e] = p[e] * factor[e / 2] * (w[n][e] - gbar[e / 2]);
+        }
+        split_group(part, w);
+        add_group(rest, part);
+        add_weighted(b, part, sys.sm.keys, g);
+    }
+    rest[0] = quad_sum(rest[0]), rest[1] = quad_sum(rest[1]);
+#pragma unroll
+    for (int n = 0; n < FRAGMENTS; n++) {
+        float mean[4];
+        sys.kbar().load(mean, n);
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            b[n][e] = sys.r.real[e / 2] ? rest[e / 2] * mean[e] - b[n][e] : 0;
+    }
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float unit = rows.grad[row] * sys.units.value * power_of_two(-exponent[row]);
+        rows.rest[row] = unit * rest[row], rows.b_unit[row] = unit * sys.units.key;
+    }
+}
+
+/* Leaves the block to row matrices; b: the right sides, in their units. */
+template <int TILES>
+static __device__ __forceinline__ void list_adjoint(const resident_system<TILES> &sys, const rows_launch &all,
+                                                    const adjoint_rows &rows, const cg_rows &cg,
+                                                    const float (&b)[FRAGMENTS][4])
+{
+    const solve_launch solve = { all.p, all.a, all.saved, all.work, all.maps.all, all.copy, all.heavy };
+    const row_weight weight[2] = { { rows.lse2[0], rows.largest[0] }, { rows.lse2[1], rows.largest[1] } };
+    const float inverse[2] = { power_inverse(cg.unit[0]), power_inverse(cg.unit[1]) };
+#pragma unroll
+    for (int n = 0; n < FRAGMENTS; n++) {
+        const float scaled[4] = { b[n][0] * inverse[0], b[n][1] * inverse[0], b[n][2] * inverse[1],
+                                  b[n][3] * inverse[1] };
+        sys.x().store(n, scaled);
+    }
+    put_listed<TILE_SIDE>(sys.sm, solve, sys.r, weight, sys.kbar(), 1, sys.x());
+    if (threadIdx.x % 4 != 0) return;
+#pragma unroll
+    for (int row = 0; row < 2; row++)
+        all.heavy->adjoint[sys.sm.listed * ROWS + sys.r.at[row]] = { rows.rest[row], rows.peak[row],
+                                                                     cg.unit[row] * rows.b_unit[row] };
+}
+
+/* ------------------------------------------------------------------ from the solution on */
+
+/* y from the solution x, and do. */
+template <int TILES> struct resident_source {
+    const resident_system<TILES> &sys;
+    const adjoint_rows &rows;
+    float unit[2]; /* of x */
+
+    __device__ __forceinline__ float2 y(int n, int e) const
+    {
+        return { unit[e / 2] * sys.x().get(4 * n + e), unit[e / 2] * sys.x().get(4 * n + e + 1) };
+    }
+    __device__ __forceinline__ float2 grad(int n, int e) const
+    {
+        const float2 g = unpack_pair<__half>(
+            *(const uint32_t *)(sys.sm.rows + swizzled(sys.r.at[e / 2], column_of(n, e))));
+        return { rows.grad[e / 2] * g.x, rows.grad[e / 2] * g.y };
+    }
+};
+
+/* Operands of the last sweep, in the place of vectors. */
+static __device__ __forceinline__ void store_operand(float4 *vector, const row_operand<2> &x)
+{
+#pragma unroll
+    for (int n = 0; n < FRAGMENTS; n++) {
+        const uint32_t(&w)[4] = x.part[n / 4][n % 4];
+        ((uint4 *)vector)[n * THREADS + threadIdx.x] = make_uint4(w[0], w[1], w[2], w[3]);
+    }
+}
+static __device__ __forceinline__ void load_operand(row_operand<2> &x, const float4 *vector)
+{
+#pragma unroll
+    for (int n = 0; n < FRAGMENTS; n++) {
+        const uint4 w = ((const uint4 *)vector)[n * THREADS + threadIdx.x];
+        uint32_t(&to)[4] = x.part[n / 4][n % 4];
+        to[0] = w.x, to[1] = w.y, to[2] = w.z, to[3] = w.w;
+    }
+}
+
+/* y takes the place of the solution and rho that of the mean key; do gets the unit of the sweep. */
+template <int TILES>
+static __device__ __forceinline__ void put_resident_operands(const resident_rows<TILES> &rs,
+                                                             const resident_source<TILES> &source,
+                                                             const solved_units &units)
+{
+    const resident_system<TILES> &sys = rs.sys;
+    row_operand<2> y, rho;
+#pragma unroll
+    for (int n = 0; n < FRAGMENTS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) {
+            const int row = e / 2, c = column_of(n, e);
+            const float probe = power_inverse(units.probe[row]), inverse = power_inverse(units.solution[row]),
+                        narrow = power_inverse(units.grad[row]);
+            const float2 p = rs.pair(rs.all.saved.rho, row, c), x = source.y(n, e), g = source.grad(n, e);
+            rho.set(n, e, probe * p.x, probe * p.y);
+            y.set(n, e, inverse * x.x, inverse * x.y);
+            *(uint32_t *)(sys.sm.rows + swizzled(sys.r.at[row], c)) = pack_pair<__half>(narrow * g.x,
+                                                                                        narrow * g.y);
+        }
+    }
+    store_operand(sys.sm.x, y);
+    store_operand(sys.sm.kbar, rho);
+}
+
+/* q = sum ds k and r = sum p E k, in the units of their weights and of the keys. */
+template <int TILES>
+static __device__ __forceinline__ void resident_sweep(float (&q)[FRAGMENTS][4], float (&r)[FRAGMENTS][4],
+                                                      const resident_system<TILES> &sys,
+                                                      const solved_units &units, const solved_pair_rows &own,
+                                                      solved_sums &sums)
+{
+    const float factor[2] = { power_of_two(units.weight_log2[0] - sys.weight_log2[0]),
+                              power_of_two(units.weight_log2[1] - sys.weight_log2[1]) };
+    solved_sums sum = {};
+    clear(q);
+    clear(r);
+#pragma unroll 1
+    for (int group = 0; group < sys.groups; group++) {
+        float p[2][4], g[2][4] = {}, u[2][4] = {};
+        uint32_t weight[2][4];
+        {
+            row_operand<1> grad;
+            row_operand<2> rows;
+            load_fragments<TILE_SIDE>(grad.part[0], sys.sm.rows, sys.r);
+            add_products(g, grad, sys.sm.values, group);
+            load_operand(rows, sys.sm.x);
+            add_products(g, rows, sys.sm.keys, group);
+            load_operand(rows, sys.sm.kbar);
+            add_products(u, rows, sys.sm.keys, group);
+        }
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            sys.weight().load(p[n], 2 * group + n);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                p[n][e] *= factor[e / 2];
+        }
+        solved_errors(g, p, own, sum);
+        split_group(weight, g);
+        add_group(sum.weight, weight);
+        add_weighted(r, weight, sys.sm.keys, group);
+        solved_gradients<false>(u, p, g, own, sum, sys.block.first + group * GROUP);
+        split_group(weight, u);
+        add_group(sum.gradient, weight);
+        add_weighted(q, weight, sys.sm.keys, group);
+    }
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        sums.p[row] = quad_sum(sum.p[row]), sums.u[row] = quad_sum(sum.u[row]);
+        sums.error[row] = quad_sum(sum.error[row]), sums.weight[row] = quad_sum(sum.weight[row]);
+        sums.gradient[row] = quad_sum(sum.gradient[row]), sums.ds[row] = 0;
+    }
+}
+
+/* All that follows from the solution. `solved`: rows that the iteration has solved; of others y is 0. */
+template <int TILES>
+static __device__ __forceinline__ void finish_adjoint(const resident_rows<TILES> &rs,
+                                                      const adjoint_rows &rows, const cg_rows &cg,
+                                                      const bool (&solved)[2])
+{
+    const resident_system<TILES> &sys = rs.sys;
+    const float inverse = power_inverse(sys.units.key);
+    float bb[2], q[FRAGMENTS][4], p_error[FRAGMENTS][4], error2[2];
+    adjoint_row own[2];
+    row_scalars rec[2];
+    resident_source<TILES> source = { sys, rows, { 0, 0 } };
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float unit = cg.unit[row] * rows.b_unit[row];
+        own[row] = { rows.rest[row], rows.peak[row], unit };
+        bb[row] = cg.bb[row] * unit * unit;
+        source.unit[row] = solved[row] ? unit * inverse * inverse : 0;
+    }
+    const solved_units units = load_solved(rs, source, own, rows.lse2, rows.largest, rec);
+    put_resident_operands(rs, source, units);
+    solved_sums sums;
+    resident_sweep(q, p_error, sys, units, pair_constants(rec, units, sys.p.ridge_unit == LOAM_RIDGE_MAX),
+                   sums);
+    const solved_centres centre = centres_of(sums, units);
+    finish_sums(q, error2, p_error, rs, sums, centre, units);
+    rec[0].rho_rest = centre.u[0], rec[0].y_rest = centre.error[0];
+    rec[1].rho_rest = centre.u[1], rec[1].y_rest = centre.error[1];
+    put_records(rs, rec);
+    const bool good = all_solved(rs, error2, bb, units);
+    if (good) put_solved<false>(rs, q, centre);
+    if (threadIdx.x == 0) rs.all.arrays.state[sys.sm.block] = good ? ROWS_TWO_PARTS : ROWS_PENDING;
+}
+
+template <int TILES>
+static __device__ __forceinline__ void adjoint_resident(resident_shared<TILES> &sm, const rows_launch &all,
+                                                        const row_block &block)
+{
+    const half_units units = half_units_of(*all.copy, all.p, sm.block / all.p.heads_q % all.p.batch,
+                                           block.h_kv);
+    /* Smaller than where a step is dearer: a solution in directions of little variance shows late. Scores of
+     * standard deviation 16 at ridge 0.1 have dq within 4e-3 so, and within 4e-2 with a stop at 1e-4. */
+    const cg_tolerance tolerance = { 3e-5f, 3e-5f, 1e-2f, 2 * TILE_SIDE, 0, false, 0 };
+    load_block(sm, all.maps.all, block, &all.maps.grad_o);
+    resident_system<TILES> sys = resident_system_of(all.p, all.a, block, sm, units);
+    adjoint_rows rows;
+    cg_rows cg;
+    float b[FRAGMENTS][4], gbar[2], norm[2];
+    weigh_saved(sys, all, rows);
+    sys.ridge = ridge_in_units(all.p, all.a, block, sys.r, units, rows.largest);
+    const bool wanted[2] = { within_range(sys, rows.largest, 0), within_range(sys, rows.largest, 1) };
+    row_ridge ridge = sys.ridge;
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float square = units.key * units.key;
+        ridge.unit[row] *= square, ridge.number[row] *= square, ridge.least[row] *= square;
+    }
+    const resident_rows<TILES> rs = { sys.r, ridge, sys, all,
+                                      local_row(&all.p, &block.s, block.h, block.i0) };
+    load_gradients(sys, rs, rows, gbar, norm);
+    __syncthreads(); /* x takes the place of do */
+    adjoint_right_side(b, sys, rows, gbar, norm);
+    start_resident(sys, cg, b, wanted);
+    resident_run(sys, cg, tolerance, b);
+    if (__syncthreads_or(cg.live[0] || cg.live[1])) {
+        adjoint_right_side(b, sys, rows, gbar, norm);
+        list_adjoint(sys, all, rows, cg, b);
+        return;
+    }
+    const bool solved[2] = { wanted[0] && sys.ridge.least[0] > BLOCK_LEAST_RIDGE * cg.most[0],
+                             wanted[1] && sys.ridge.least[1] > BLOCK_LEAST_RIDGE * cg.most[1] };
+    finish_adjoint(rs, rows, cg, solved);
+}
+
+template <int TILES>
+__global__ void __launch_bounds__(THREADS, resident_blocks<TILES>)
+    adjoint_resident_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                            const __grid_constant__ rows_plan plan, const bool first)
+{
+    extern __shared__ __align__(1024) unsigned char swizzled_memory[];
+    resident_shared<TILES> &sm = *(resident_shared<TILES> *)swizzled_memory;
+    const rows_launch all = { p, a, plan.saved, plan.rows, plan.work, plan.maps, &plan.copy, &plan.heavy };
+    /* The copy in fp16 is complete before a launch that overlaps with the first one begins. */
+    if (first) wait_for_previous_launch();
+    launch_dependents();
+    const row_block block = row_block_at(p, a, blockIdx.x);
+    if (takes_block<TILES>(p, block)) {
+        if (threadIdx.x == 0) sm.block = blockIdx.x;
+        __syncthreads();
+        adjoint_resident(sm, all, block);
+    }
+    if (!first) wait_for_previous_launch();
+}
+
+template <int TILES>
+static loam_status launch_tiles(const loam_problem *p, const loam_args *a, const rows_plan *plan, bool first,
+                                loam_error *error)
+{
+    return cuda_launch("adjoint_resident_kernel", adjoint_resident_kernel<TILES>, (int64_t)row_blocks(p),
+                       THREADS, sizeof(resident_shared<TILES>), a->stream, true, error, *p, *a, *plan, first);
+}
+
+loam_status backward_resident(const loam_problem *p, const loam_args *a, const rows_plan *plan,
+                              loam_error *error)
+{
+    const bool alone = all_resident(p, a), two = p->len_kv > TILE_SIDE;
+    if (two) TRY(launch_tiles<2>(p, a, plan, alone, error));
+    return launch_tiles<1>(p, a, plan, alone && !two, error);
+}
