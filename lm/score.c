@@ -41,6 +41,11 @@ static void take_rows(scorer *s)
 
 int scorer_open(scorer **made, const lm_model *m, int64_t length, io_error *error)
 {
+    return scorer_open_batch(made, m, 1, length, error);
+}
+
+int scorer_open_batch(scorer **made, const lm_model *m, int64_t most, int64_t length, io_error *error)
+{
     *made = NULL;
     scorer *s = calloc(1, sizeof *s);
     if (!s) return io_fail(error, EXIT_INTERNAL, "out of memory for scores");
@@ -50,7 +55,7 @@ int scorer_open(scorer **made, const lm_model *m, int64_t length, io_error *erro
     bool there = memory_open(&s->room, s->on);
     if (there) take_rows(s);
     if (there && s->on->gpu) there = (s->host = calloc(2 * (size_t)s->rows, sizeof *s->host)) != NULL;
-    const int status = there ? lm_text_open(&s->text, m, length, length, error)
+    const int status = there ? lm_text_open_batch(&s->text, m, most, length, error)
                              : io_fail(error, EXIT_INTERNAL, "out of memory for logits");
     if (status)
         scorer_close(s);

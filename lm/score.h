@@ -20,6 +20,8 @@ typedef struct scorer scorer;
 
 /* For windows of at most `length` tokens. The model must live as long. On failure *made is NULL. */
 int scorer_open(scorer **made, const lm_model *m, int64_t length, io_error *error);
+/* The same, whose text is one of up to `most` texts of `length` tokens each (lm_text_open_batch). */
+int scorer_open_batch(scorer **made, const lm_model *m, int64_t most, int64_t length, io_error *error);
 void scorer_close(scorer *s); /* NULL is allowed */
 
 /* nll[i] = -log p of target i, in nats, for the last `scored` of `count` tokens that are read: targets

@@ -92,15 +92,14 @@ static void compare(const law_rows *r, double ridge, double sums[2])
 static int measure_layer(engine *e, law_rows *r, int64_t layer, double sums[LAW_RIDGES][2], io_error *error)
 {
     lm_heads of;
-    const lm_model *const m = engine_model(e);
     int status = engine_heads(e, layer, INFINITY, r->rows, &of, error);
-    if (!status) status = lm_model_fetch(m, r->q, of.q, error);
-    if (!status) status = lm_model_fetch(m, r->k, of.k, error);
-    if (!status) status = lm_model_fetch(m, r->v, of.v, error);
+    if (!status) status = engine_fetch(e, r->q, of.q, error);
+    if (!status) status = engine_fetch(e, r->k, of.k, error);
+    if (!status) status = engine_fetch(e, r->v, of.v, error);
     if (!status) fill_rows(r, layer);
     for (int n = 0; !status && n < LAW_RIDGES; n++) {
         status = engine_heads(e, layer, law_ridges[n], r->rows, &of, error);
-        if (!status) status = lm_model_fetch(m, r->o, of.o, error);
+        if (!status) status = engine_fetch(e, r->o, of.o, error);
         if (!status) compare(r, law_ridges[n], sums[n]);
     }
     return status;
@@ -135,7 +134,7 @@ int law_measure(engine *e, const ridge_plan *p, double (*ratios)[LAW_RIDGES], io
     r.q = calloc(places, sizeof *r.q), r.k = calloc(places, sizeof *r.k);
     r.v = calloc(places, sizeof *r.v), r.o = calloc(places, sizeof *r.o);
     const bool there = r.vbar && r.first && r.weights && r.q && r.k && r.v && r.o;
-    int status = there ? engine_begin(e, 0, error)
+    int status = there ? engine_begin(e, 0, 1, error)
                        : io_fail(error, EXIT_INTERNAL, "out of memory for the law");
     if (!status) status = measure_layers(e, &r, ratios, error);
     free(r.vbar);

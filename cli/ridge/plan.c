@@ -11,6 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Tokens that a GPU reads at once: with fewer, of a small model, it is not full. */
+enum { GPU_TOKENS = 8192 };
+
 static bool equal(double a, double b) { return !(a < b) && !(a > b); }
 
 /* ---- arms */
@@ -88,6 +91,16 @@ bool ridge_has(const ridge_plan *p, int64_t window, int arm)
 {
     const ridge_window *w = &p->windows[window];
     return arm < p->curve_count || (p->arms[arm].kind == ARM_LAYER ? w->layers : w->heads);
+}
+
+int64_t ridge_group(const ridge_plan *p, int64_t first)
+{
+    const ridge_window *w = &p->windows[first];
+    int64_t count = 1;
+    while (count < p->together && first + count < p->window_count && w[count].at.inputs == w->at.inputs &&
+           w[count].layers == w->layers && w[count].heads == w->heads)
+        count++;
+    return count;
 }
 
 const char *ridge_arm_text(const ridge_arm *a, char text[64])
@@ -230,6 +243,8 @@ int ridge_plan_open(ridge_plan *p, const ridge_choice *choice, const lm_model *m
         return io_fail(error, EXIT_USAGE, "--context %" PRId64 ": the model reads at most %" PRId64 " tokens",
                        choice->context, c->context);
     if (choice->context == 0) p->choice.context = c->context < 512 ? c->context : 512;
+    p->together = lm_model_machine(m)->gpu ? GPU_TOKENS / p->choice.context : 1;
+    if (p->together < 1) p->together = 1;
     if (!choice->layers && !choice->heads) p->choice.parts.count = 0;
     int status = make_arms(p, error);
     if (!status) status = take_names(p, texts, error);

@@ -588,6 +588,61 @@ static void test_embed(void **state)
         assert_true(fabs(a[i] - b[i]) < 1e-5);
 }
 
+/* The column of numbers of a curve's rows; returns how many. */
+static int read_curve(const char *path, double *values, int most)
+{
+    enum { COLUMN = 9 };
+    char line[1024];
+    int count = 0;
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    while (fgets(line, sizeof line, file) && count <= most) {
+        const char *at = line;
+        for (int i = 0; i < COLUMN && at; i++)
+            at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL;
+        assert_non_null(at);
+        if (count++ > 0) values[count - 2] = strtod(at, NULL);
+    }
+    fclose(file);
+    return count - 1;
+}
+
+/* The experiment, windows side by side, as on the CPU; and the same bytes where it was cut. */
+static void test_ridge(void **state)
+{
+    enum { MOST = 64 };
+    (void)state;
+    const outcome made = run_shell(
+        "for i in 1 2 3 4 5 6; do echo 'the cat, the dog. a text that ends, and '$i; "
+        "done >t.txt");
+    expect_status(&made, 0);
+    for (int m = 0; m < 2; m++) {
+        static const char *const runs[] = { "cpu", "cuda --time 1e-6", "cuda", "cuda", "cuda --dtype bf16" };
+        static const char *const names[] = { "cpu", "cut", "cut", "gpu", "narrow" };
+        double want[MOST], got[MOST];
+        for (int n = 0; n < 5; n++) {
+            const outcome told = run_loam("experiment ridge %s/%s --tokenizer %s/tokenizer.json --text t.txt "
+                                          "--tiny --context 16 --weights f32 --out %s%d --backend %s",
+                                          data(), m ? "bert" : "llama", data(), names[n], m, runs[n]);
+            expect_status(&told, 0);
+        }
+        char path[64], condition[128];
+        snprintf(path, sizeof path, "cpu%d/curve.csv", m);
+        const int count = read_curve(path, want, MOST);
+        assert_int_equal(count, 9);
+        for (int n = 3; n < 5; n++) {
+            snprintf(path, sizeof path, "%s%d/curve.csv", names[n], m);
+            assert_int_equal(read_curve(path, got, MOST), count);
+            for (int i = 0; i < count; i++)
+                if (!(fabs(got[i] - want[i]) < (n == 3 ? 1e-4 : 0.1)))
+                    fail_msg("%s, row %d: %g, expected %g", path, i + 1, got[i], want[i]);
+        }
+        snprintf(condition, sizeof condition,
+                 "cmp cut%d/curve.csv gpu%d/curve.csv && cmp cut%d/parts.csv gpu%d/parts.csv", m, m, m, m);
+        assert_true(shell_holds(condition));
+    }
+}
+
 static void test_refusals(void **state)
 {
     (void)state;
@@ -609,7 +664,7 @@ int main(void)
         cmocka_unit_test(test_beside),   cmocka_unit_test(test_long),   cmocka_unit_test(test_scores),
         cmocka_unit_test(test_generate), cmocka_unit_test(test_eval),   cmocka_unit_test(test_embed),
         cmocka_unit_test(test_refusals), cmocka_unit_test(test_heads),  cmocka_unit_test(test_changes),
-        cmocka_unit_test(test_layers),   cmocka_unit_test(test_own),
+        cmocka_unit_test(test_layers),   cmocka_unit_test(test_own),    cmocka_unit_test(test_ridge),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }

@@ -137,6 +137,44 @@ static void test_pieces(void **state)
     }
 }
 
+/* Texts side by side are what each is alone, with any attention; and pieces are read again afterwards. */
+static void test_batch(void **state)
+{
+    enum { TEXTS = 3, LENGTH = TOKENS / TEXTS };
+    (void)state;
+    for (int i = 0; i < 2 * MODELS; i++) {
+        lm_options options = lm_options_default();
+        scene s;
+        lm_text *text;
+        matrix hidden;
+        io_error error;
+        options.mechanism = i < MODELS ? LOAM_SOFTMAX : LOAM_LLA;
+        options.only_head = i < MODELS ? -1 : 1;
+        open_scene(&s, models[i % MODELS], &options);
+        const int64_t width = lm_files_config(s.files)->width;
+        float *alone = calloc((size_t)(TOKENS * width), sizeof *alone);
+        assert_non_null(alone);
+        assert_int_equal(lm_text_open_batch(&text, s.model, TEXTS, LENGTH, &error), 0);
+        for (int n = 0; n < 2 * TEXTS; n++) {
+            lm_text_batch(text, n == TEXTS ? TEXTS : 1);
+            const int64_t first = n > TEXTS ? n - TEXTS : n, count = n == TEXTS ? TOKENS : LENGTH;
+            if (lm_text_read(text, s.tokens + (n == TEXTS ? 0 : first * LENGTH), count, &hidden, &error))
+                fail_msg("%s", error.text);
+            const float *got = hidden.data;
+            if (n < TEXTS)
+                memcpy(alone + first * LENGTH * width, got, (size_t)(LENGTH * width) * sizeof *got);
+            else if (n == TEXTS)
+                assert_true(distance(got, alone, TOKENS * width) < 1e-5);
+            else
+                assert_memory_equal(got, alone + first * LENGTH * width,
+                                    (size_t)(LENGTH * width) * sizeof *got);
+        }
+        lm_text_close(text);
+        free(alone);
+        close_scene(&s);
+    }
+}
+
 static void test_attention(void **state)
 {
     (void)state;
@@ -484,13 +522,13 @@ static void test_scores(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_expected),       cmocka_unit_test(test_pieces),
-        cmocka_unit_test(test_attention),      cmocka_unit_test(test_one_layer),
-        cmocka_unit_test(test_heads),          cmocka_unit_test(test_one_head),
-        cmocka_unit_test(test_heads_in_steps), cmocka_unit_test(test_refused_heads),
-        cmocka_unit_test(test_weights),        cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_refusals),       cmocka_unit_test(test_windows),
-        cmocka_unit_test(test_scores),
+        cmocka_unit_test(test_expected),      cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_batch),         cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_one_layer),     cmocka_unit_test(test_heads),
+        cmocka_unit_test(test_one_head),      cmocka_unit_test(test_heads_in_steps),
+        cmocka_unit_test(test_refused_heads), cmocka_unit_test(test_weights),
+        cmocka_unit_test(test_threads),       cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_windows),       cmocka_unit_test(test_scores),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
