@@ -29,6 +29,14 @@ void scorer_close(scorer *s); /* NULL is allowed */
 int scorer_run(scorer *s, const int32_t *tokens, int64_t count, const int32_t *targets, int64_t scored,
                double *nll, io_error *error);
 
+/* The same of two models with one vocabulary, on one machine: nll of each, and the divergence of s from the
+ * teacher, the sum of p log(p / q) over the next word, p by the teacher and q by s. */
+typedef struct score_pair {
+    double *nll, *teacher, *divergence; /* [scored] */
+} score_pair;
+int scorer_run_pair(scorer *s, scorer *teacher, const int32_t *tokens, int64_t count, const int32_t *targets,
+                    int64_t scored, score_pair to, io_error *error);
+
 /* The text that it reads, and nll of the targets of the last `scored` rows of `hidden`, where layers are run
  * one by one. */
 lm_text *scorer_text(const scorer *s);

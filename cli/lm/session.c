@@ -92,13 +92,13 @@ int lm_session_open(lm_session *s, const char *path, const lm_words *words, io_e
     return status;
 }
 
-int lm_session_other(lm_model **made, const lm_session *s, const lm_words *words, const char *option,
-                     io_error *error)
+int lm_session_other(lm_model **made, const lm_session *s, const lm_files *files, const lm_words *words,
+                     const char *option, io_error *error)
 {
     lm_options options;
     *made = NULL;
-    const int status = options_of(&options, words, option, s->files, error);
-    return status ? status : lm_model_open(made, &s->on, s->files, &options, error);
+    const int status = options_of(&options, words, option, files, error);
+    return status ? status : lm_model_open(made, &s->on, files, &options, error);
 }
 
 void lm_session_close(lm_session *s)

@@ -510,6 +510,40 @@ static void test_scores(void **state)
     }
 }
 
+/* The divergence of LLA from softmax, and nll of both, as on the CPU. */
+static void test_pairs(void **state)
+{
+    enum { SCORED = TOKENS - 3 };
+    (void)state;
+    for (int i = 0; i < WRITERS; i++) {
+        double got[2][3][SCORED];
+        for (int n = 0; n < 2; n++) {
+            lm_options options = lm_options_default();
+            lm_model *other;
+            scene s;
+            scorer *scores[2];
+            io_error error;
+            open_scene(&s, n == 0 ? machine_cpu(LOAM_F32, 2) : open_gpu(LOAM_F32), path_of(i), &options);
+            options.mechanism = LOAM_LLA;
+            if (lm_model_open(&other, &s.on, s.files, &options, &error)) fail_msg("%s", error.text);
+            if (scorer_open(&scores[0], other, TOKENS, &error)) fail_msg("%s", error.text);
+            if (scorer_open(&scores[1], s.model, TOKENS, &error)) fail_msg("%s", error.text);
+            const score_pair pair = { got[n][0], got[n][1], got[n][2] };
+            if (scorer_run_pair(scores[0], scores[1], s.tokens, TOKENS - 1, s.tokens + 3, SCORED, pair,
+                                &error))
+                fail_msg("%s", error.text);
+            scorer_close(scores[0]), scorer_close(scores[1]);
+            lm_model_close(other);
+            close_scene(&s);
+        }
+        for (int k = 0; k < SCORED; k++) {
+            assert_true(fabs(got[1][0][k] - got[0][0][k]) < 1e-4);
+            assert_true(fabs(got[1][1][k] - got[0][1][k]) < 1e-5);
+            assert_true(fabs(got[1][2][k] - got[0][2][k]) < 1e-6 + 1e-2 * got[0][2][k]);
+        }
+    }
+}
+
 /* ---- the program */
 
 /* A process takes its time to find a GPU: some models. */
@@ -660,11 +694,12 @@ int main(void)
         return SKIPPED;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_logits),   cmocka_unit_test(test_pieces), cmocka_unit_test(test_attention),
-        cmocka_unit_test(test_beside),   cmocka_unit_test(test_long),   cmocka_unit_test(test_scores),
-        cmocka_unit_test(test_generate), cmocka_unit_test(test_eval),   cmocka_unit_test(test_embed),
-        cmocka_unit_test(test_refusals), cmocka_unit_test(test_heads),  cmocka_unit_test(test_changes),
-        cmocka_unit_test(test_layers),   cmocka_unit_test(test_own),    cmocka_unit_test(test_ridge),
+        cmocka_unit_test(test_logits),  cmocka_unit_test(test_pieces),   cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_beside),  cmocka_unit_test(test_long),     cmocka_unit_test(test_scores),
+        cmocka_unit_test(test_pairs),   cmocka_unit_test(test_generate), cmocka_unit_test(test_eval),
+        cmocka_unit_test(test_embed),   cmocka_unit_test(test_refusals), cmocka_unit_test(test_heads),
+        cmocka_unit_test(test_changes), cmocka_unit_test(test_layers),   cmocka_unit_test(test_own),
+        cmocka_unit_test(test_ridge),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }
