@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# bare.sh [demo|test]: what somebody with a bare Debian 12 sees. Makes one in a temporary folder (apt, git,
+# bare.sh [demo|test|demo-lm]: what somebody with a bare Debian 12 sees. Makes one in a temporary folder (apt, git,
 # make and ca-certificates, nothing else, from this machine's package sources), clones HEAD into it and runs
 # `make demo`, then `make test`, or only the one named. Needs root and mmdebstrap; outside CI it says so and
 # passes where it lacks them.
@@ -48,14 +48,14 @@ inside()
 
 case ${1:-} in
     '') targets='demo test' ;;
-    demo | test) targets=$1 ;;
+    demo | test | demo-lm) targets=$1 ;;
     --inside)
         shift
         inside "$@"
         exit
         ;;
     *)
-        echo "usage: tools/bare.sh [demo|test]" >&2
+        echo "usage: tools/bare.sh [demo|test|demo-lm]" >&2
         exit 2
         ;;
 esac
