@@ -33,6 +33,9 @@ inside()
     # Terminals of its own: a test opens one.
     mount -t devpts -o newinstance,ptmxmode=0666 devpts "$bare/root/dev/pts"
     ln -sf pts/ptmx "$bare/root/dev/ptmx"
+    # Whom this machine trusts: where a proxy stands between it and PyPI, its certificate too.
+    [ ! -e /etc/ssl/certs/ca-certificates.crt ] ||
+        cp -L /etc/ssl/certs/ca-certificates.crt "$bare/root/etc/ssl/certs/ca-certificates.crt"
     git clone --quiet --depth 1 "file://$tree" "$bare/root/loam"
     times="a bare Debian $(cat "$bare/root/etc/debian_version"): $(($(date +%s) - begun)) s"
 
@@ -40,7 +43,8 @@ inside()
         echo "bare: make $target"
         begun=$(date +%s)
         chroot "$bare/root" env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin \
-            ${http_proxy:+http_proxy="$http_proxy"} make --no-print-directory -C /loam "$target"
+            ${http_proxy:+http_proxy="$http_proxy"} ${https_proxy:+https_proxy="$https_proxy"} \
+            ${PIP_INDEX_URL:+PIP_INDEX_URL="$PIP_INDEX_URL"} make --no-print-directory -C /loam "$target"
         times="$times, make $target: $(($(date +%s) - begun)) s"
     done
     echo "$times"
