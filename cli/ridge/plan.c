@@ -217,6 +217,17 @@ static int add_text(ridge_plan *p, int text, const tokenizer *t, io_error *error
     return status;
 }
 
+/* Those that are read at once stand together: with the same parts, of one length. */
+static int compare_windows(const void *a, const void *b)
+{
+    const ridge_window *x = a, *y = b;
+    if (x->heads != y->heads) return x->heads ? -1 : 1;
+    if (x->layers != y->layers) return x->layers ? -1 : 1;
+    if (x->at.inputs != y->at.inputs) return x->at.inputs > y->at.inputs ? -1 : 1;
+    if (x->text != y->text) return x->text < y->text ? -1 : 1;
+    return x->at.begin < y->at.begin ? -1 : x->at.begin > y->at.begin;
+}
+
 static int take_names(ridge_plan *p, const char *texts, io_error *error)
 {
     for (const char *at = texts;; at++) {
@@ -250,7 +261,10 @@ int ridge_plan_open(ridge_plan *p, const ridge_choice *choice, const lm_model *m
     if (!status) status = take_names(p, texts, error);
     for (int text = 0; !status && text < p->text_count; text++)
         status = add_text(p, text, t, error);
-    if (status) ridge_plan_close(p);
+    if (status)
+        ridge_plan_close(p);
+    else
+        qsort(p->windows, (size_t)p->window_count, sizeof *p->windows, compare_windows);
     return status;
 }
 

@@ -47,7 +47,7 @@ typedef struct ridge_plan {
     char *names[RIDGE_TEXTS];
     tokens texts[RIDGE_TEXTS];
     int text_count;
-    ridge_window *windows;
+    ridge_window *windows; /* groups follow each other */
     int64_t window_count;
     int64_t together; /* windows that are read at once, at most */
 } ridge_plan;

@@ -204,6 +204,11 @@ static void test_groups(void **state)
         for (int64_t first = 0; first < many.plan.window_count; first += count) {
             double values[3], alone;
             count = ridge_group(&many.plan, first);
+            const int64_t next = first + count;
+            assert_true(next == many.plan.window_count || count == 3 ||
+                        many.plan.windows[next].at.inputs != many.plan.windows[first].at.inputs ||
+                        many.plan.windows[next].layers != many.plan.windows[first].layers ||
+                        many.plan.windows[next].heads != many.plan.windows[first].heads);
             largest = count > largest ? count : largest;
             assert_true(count >= 1 && count <= 3 && first + count <= many.plan.window_count);
             assert_int_equal(engine_begin(many.engine, first, count, &error), 0);
