@@ -67,8 +67,8 @@ static __device__ double score64(const row_double_at &r, const loam_problem &p, 
 }
 
 /* Loads the row's keys and values from j on into the tile, and computes their scores, and p where the means
- * are known; beyond the row's last key, keys and values are 0 and scores -inf. A warp has a key: what it loads
- * is on its way at once, and its product needs no other warp. */
+ * are known; beyond the row's last key, keys and values are 0 and scores -inf. A warp has a key: its loads do
+ * not wait for each other, and its product needs no other warp. */
 static __device__ void load_tile64(row_double_shared &sm, const loam_problem &p, const loam_args &a,
                                    const row_double_at &r, int64_t j)
 {
