@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # bare.sh [demo|test|demo-lm]: what somebody with a bare Debian 12 sees. Makes one in a temporary folder (apt,
-# git, make and ca-certificates, nothing else, from this machine's package sources), clones HEAD into it and runs
-# `make demo`, then `make test`, or only the one named. Needs root and mmdebstrap; outside CI it says so and
-# passes where it lacks them.
+# git, make and ca-certificates, nothing else, from this machine's package sources), clones HEAD into it and
+# runs `make demo`, then `make test`, or only the one named. Needs root and mmdebstrap; outside CI it says so
+# and passes where it lacks them.
 set -eu
 tree=$(cd "$(dirname "$0")/.." && pwd)
 
