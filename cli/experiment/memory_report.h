@@ -8,7 +8,6 @@
 
 typedef struct memory_point {
     memory_case what;
-    memory_sizes sizes;
     memory_result result;
 } memory_point;
 
