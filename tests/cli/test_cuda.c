@@ -167,7 +167,7 @@ static void the_experiment_runs_on_a_gpu(void **state)
     }
 }
 
-/* What is measured is what was asked for: memory comes in pieces of 2 MiB. */
+/* What is measured is what was asked for: memory comes in pieces of 2 MiB, of which arrays may leave one. */
 static void memory_is_measured_on_a_gpu(void **state)
 {
     (void)state;
@@ -183,7 +183,7 @@ static void memory_is_measured_on_a_gpu(void **state)
         const double asked = atof(cell(&t, row, "asked_bytes")), got = atof(cell(&t, row, "working_bytes"));
         const bool blocks = strncmp(cell(&t, row, "method"), "blocks", 6) == 0;
         assert_string_equal(end, blocks ? "computed" : asked > 0.2 * (1 << 30) ? "out" : "taken");
-        if (strcmp(end, "out") != 0 && !(got >= asked && got < asked + 4 * (1 << 20)))
+        if (strcmp(end, "out") != 0 && !(fabs(got - asked) < 4 * (1 << 20)))
             fail_msg("%g bytes measured, %g asked for: %s", got, asked, t.line[row]);
     }
 }

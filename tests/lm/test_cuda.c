@@ -318,7 +318,7 @@ static void test_long(void **state)
             options.only = n == 3 ? 1 : -1;
             float *want = run_long(machine_cpu(LOAM_F32, 2), path_of(i), &options, &width),
                   *got = run_long(open_gpu(n == 1 ? LOAM_BF16 : LOAM_F32), path_of(i), &options, &width);
-            expect_near(path_of(i), runs[n], distance(got, want, STEPS * width), n == 1 ? 5e-2 : 1e-4);
+            expect_near(path_of(i), runs[n], distance(got, want, STEPS * width), n == 1 ? 1e-1 : 1e-4);
             free(want), free(got);
         }
     }
