@@ -15,7 +15,10 @@ int dof_budget_check(const dof_budget *b, io_error *error)
 }
 
 /* Shares in units: as large as their part of `rate`, from 1 to the cap. */
-static double share_of(double need, double rate, int64_t cap) { return fmin(fmax(rate * need, 1), (double)cap); }
+static double share_of(double need, double rate, int64_t cap)
+{
+    return fmin(fmax(rate * need, 1), (double)cap);
+}
 
 static double sum_of(const double *needs, int64_t count, double least, double rate, int64_t cap)
 {
@@ -54,7 +57,7 @@ void dof_budget_share(const dof_budget *b, const double *needs, int64_t count, i
         left -= out[i];
     }
     assert(left >= 0);
-    /* One more each, by remainder, then by need; the first of equals. `out` is negative where a group has had it. */
+    /* One more each, by remainder, then by need; the first of equals. Who has had it is negative. */
     for (; left > 0; left--) {
         int64_t best = -1;
         double remainder = -1;

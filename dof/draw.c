@@ -215,8 +215,7 @@ static int fill(candidates *c, const draw_leverage *by, random_stream from, io_e
     for (int64_t first = 0; first < by->candidates; first += BLOCK)
         score_block(c, by, first, by->candidates - first < BLOCK ? by->candidates - first : BLOCK);
     for (int64_t i = 0; i < by->candidates; i++)
-        c->log_weight[i] =
-            c->log_score[i] - (by->pairs ? draw_log_ratio(by->pairs, c->z + i * by->dim) : 0);
+        c->log_weight[i] = c->log_score[i] - (by->pairs ? draw_log_ratio(by->pairs, c->z + i * by->dim) : 0);
     return 0;
 }
 

@@ -27,8 +27,8 @@ void dof_heads_close(dof_heads *h); /* NULL is allowed */
 void dof_heads_window(dof_heads *h);
 lm_sink dof_heads_sink; /* its first argument is a dof_heads */
 
-/* After all windows: what the samples tell. `told`, unless NULL, is called with `to` after each head, one call
- * at a time. */
+/* After all windows: what the samples tell. `told`, unless NULL, is called with `to` after each head, one
+ * call at a time. */
 int dof_heads_solve(dof_heads *h, void (*told)(void *to), void *to, io_error *error);
 
 /* Of all heads, [layers][heads_q]; of a mode that was asked for. */

@@ -50,21 +50,22 @@ static int draw_heads(const study *s, int mode, const char *path, io_error *erro
     for (int64_t n = 0; n < s->heads; n++)
         fprintf(out, "%" PRId64 " %" PRId64 " %.6g\n", n % s->per_layer, n / s->per_layer,
                 fmax(m->needs[n], 1e-3));
-    fprintf(out,
-            "EOD\nset title \"{/:Bold Degrees of freedom, %s}\" offset 0,-0.3\nset xlabel 'head' offset 0,0.5\n"
-            "set label 'layer' at screen 0.04,0.56 center rotate\n"
-            "set xrange [-0.5:%g]\nset yrange [-0.5:%g]\nunset grid\nset xtics %d\n"
-            "set palette defined (0 '#FFFFFF', 1 '#56B4E9', 2 '#0072B2', 3 '#882255')\nset logscale cb\n"
-            "set cbrange [%.4g:%.4g]\n"
-            "set colorbox horizontal user origin screen 0.19,0.08 size screen 0.76,0.025\n"
-            "set lmargin at screen 0.16\nset rmargin at screen 0.96\nset bmargin at screen 0.24\n"
-            "set format cb '%%g'\nplot $h using 1:2:3 with image pixels notitle\n",
-            dof_mode_name(mode), (double)s->per_layer - 0.5, (double)s->layers - 0.5,
-            s->per_layer > 16 ? 4 : 1, fmax(m->least, 1e-3) * 0.99, fmax(m->most, 1e-3) * 1.01);
+    fprintf(
+        out,
+        "EOD\nset title \"{/:Bold Degrees of freedom, %s}\" offset 0,-0.3\nset xlabel 'head' offset 0,0.5\n"
+        "set label 'layer' at screen 0.04,0.56 center rotate\n"
+        "set xrange [-0.5:%g]\nset yrange [-0.5:%g]\nunset grid\nset xtics %d\n"
+        "set palette defined (0 '#FFFFFF', 1 '#56B4E9', 2 '#0072B2', 3 '#882255')\nset logscale cb\n"
+        "set cbrange [%.4g:%.4g]\n"
+        "set colorbox horizontal user origin screen 0.19,0.08 size screen 0.76,0.025\n"
+        "set lmargin at screen 0.16\nset rmargin at screen 0.96\nset bmargin at screen 0.24\n"
+        "set format cb '%%g'\nplot $h using 1:2:3 with image pixels notitle\n",
+        dof_mode_name(mode), (double)s->per_layer - 0.5, (double)s->layers - 0.5, s->per_layer > 16 ? 4 : 1,
+        fmax(m->least, 1e-3) * 0.99, fmax(m->most, 1e-3) * 1.01);
     return plot_close(p, error);
 }
 
-int pictures_draw(const study *s, const char *directory, io_error *error)
+int dof_pictures_draw(const study *s, const char *directory, io_error *error)
 {
     char path[EXPERIMENT_PATH];
     snprintf(path, sizeof path, "%s/layers.svg", directory);

@@ -5,6 +5,6 @@
 #include "cli/dof/study.h"
 
 /* layers.svg, features by layer and mode, and heads-MODE.svg, degrees of freedom by head and layer. */
-int pictures_draw(const study *s, const char *directory, io_error *error);
+int dof_pictures_draw(const study *s, const char *directory, io_error *error);
 
 #endif

@@ -5,8 +5,8 @@
 
 #include "cli/dof/study.h"
 
-int report_print(const study *s, io_error *error);
+int dof_report_print(const study *s, io_error *error);
 /* drawn: with pictures, which need gnuplot. */
-int report_write(const study *s, const char *directory, bool drawn, io_error *error);
+int dof_report_write(const study *s, const char *directory, bool drawn, io_error *error);
 
 #endif

@@ -66,7 +66,8 @@ static void fill_rows(law_rows *r, int64_t layer)
         for (int64_t h = 0; h < heads; h++) {
             const int64_t place = (i * heads + h) * dim, from = h / group * dim;
             law_row(r->q + place, r->k + from, r->v + from, r->plan->encoder ? r->rows : i + 1, kv, dim,
-                    lm_config_scale(r->config, layer), r->weights + i * r->rows, r->vbar + place, r->first + place);
+                    lm_config_scale(r->config, layer), r->weights + i * r->rows, r->vbar + place,
+                    r->first + place);
         }
 }
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: MIT
 """make_degrees.py: writes data/*.npy and data/expected.csv, which test_degrees.c holds dof/degrees.c to.
 
-Degrees of freedom from their definition, tr G (G + lambda)^-1 with G = K / J, and sum s^2 / (s^2 + lambda sum s^2),
-by eigenvalues and singular values of NumPy in float64; where exp(|x|^2) is too much for that, by mpmath with 1500 digits.
-Needs numpy, mpmath."""
+Degrees of freedom from their definition: tr G (G + lambda)^-1 with G = K / J by mpmath with 1500 digits, for
+exp(|x|^2) is too much for float64, and where it is not by NumPy's eigenvalues, which must agree; and
+sum s^2 / (s^2 + lambda sum s^2) by NumPy's singular values. Needs numpy, mpmath; takes half a minute."""
 import os
 
 import mpmath
@@ -77,7 +77,7 @@ def add_text(name, rng, count, dim, causal):
         squares = np.linalg.svd(weights, compute_uv=False)**2
         return (squares / (squares + 2.0**-8 * squares.sum())).sum()
 
-    rows.append((name, 'attn', 2.0**-8, degrees(count), degrees(count // 2) if causal else float('nan')))
+    rows.append((name, 'attn', 2.0**-8, degrees(count), degrees(count // 2) if causal else 0))
 
 
 def main():
@@ -86,7 +86,7 @@ def main():
     add_sample('small', rng.normal(0, 0.4, (40, 6)))
     centres = rng.normal(0, 1, (4, 6))
     add_sample('clusters', centres[rng.integers(4, size=40)] + rng.normal(0, 0.2, (40, 6)))
-    # A few rows whose kernel is beyond float64: each is one degree of freedom, and hides the others from `rel`.
+    # A few rows whose kernel is beyond float64: each is one degree of freedom, and hides the others of `rel`.
     outliers = rng.normal(0, 2, (40, 6))
     outliers[::9] *= 35 / np.linalg.norm(outliers[::9], axis=1, keepdims=True)
     add_sample('outliers', outliers)
@@ -98,8 +98,7 @@ def main():
     with open(os.path.join(OUT, 'expected.csv'), 'w', encoding='ascii') as file:
         file.write('name,mode,lambda,whole,half\n')
         for name, mode, lam, whole, half in rows:
-            file.write(f'{name},{mode},{lam!r},{whole!r},{half!r}\n'.replace('nan', '0').replace('np.float64(', '')
-                       .replace(')', ''))
+            file.write(f'{name},{mode},{float(lam)!r},{float(whole)!r},{float(half)!r}\n')
 
 
 main()

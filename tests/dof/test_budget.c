@@ -38,7 +38,8 @@ static void test_any_needs(void **state)
     for (uint64_t draw = 0; draw < 3000; draw++) {
         const random_stream from = { 11, draw };
         random_words(from, 0, 6, words);
-        const int64_t unit = 1 + random_below(words[0], 16), count = 1 + random_below(words[1], draw % 50 ? 40 : MOST);
+        const int64_t unit = 1 + random_below(words[0], 16),
+                      count = 1 + random_below(words[1], draw % 50 ? 40 : MOST);
         const int64_t parts = 1 + random_below(words[2], 20), more = random_below(words[3], 40);
         const dof_budget b = { .mean = unit * parts, .unit = unit, .most = unit * (parts + more) + unit / 2 };
         random_uniforms(from, 6, count, needs);
@@ -60,7 +61,8 @@ static void expect(const dof_budget *b, const double *needs, const int64_t *expe
 
 static void test_known(void **state)
 {
-    const dof_budget b = { .mean = 64, .unit = 8, .most = 512 }, tight = { .mean = 64, .unit = 8, .most = 100 };
+    const dof_budget b = { .mean = 64, .unit = 8, .most = 512 },
+                     tight = { .mean = 64, .unit = 8, .most = 100 };
     int64_t equal[3] = { 64, 64, 64 }, clipped[] = { 8, 130, 64, 60 };
     const int64_t cut[] = { 8, 56, 56, 56 }, small[] = { 8, 8, 8, 8 };
     (void)state;

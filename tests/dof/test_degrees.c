@@ -135,8 +135,8 @@ static double degrees(dof_room *room, const float *x, dof_mode mode, double lamb
     return n;
 }
 
-/* Between 0 and J, less with a larger lambda, whatever the numbers are; of rows that are equal, where 1 / (16 J)
- * of each leverage is rounding, to a hundredth. */
+/* Between 0 and J, less with a larger lambda, whatever the numbers are; of rows that are equal, where
+ * 1 / (16 J) of each leverage is rounding, to a hundredth. */
 static void test_any_sample(void **state)
 {
     static const double sizes[] = { 1e-30, 1e-3, 1, 30, 1e4, 1e18 };
@@ -237,7 +237,7 @@ static void test_ranks(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_expected), cmocka_unit_test(test_any_sample), cmocka_unit_test(test_gauss),
+        cmocka_unit_test(test_expected),  cmocka_unit_test(test_any_sample), cmocka_unit_test(test_gauss),
         cmocka_unit_test(test_attention), cmocka_unit_test(test_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

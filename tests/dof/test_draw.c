@@ -125,7 +125,8 @@ static void test_identity(void **state)
             for (int64_t i = 0; i <= t && !found; i++) {
                 double apart = 0;
                 for (int c = 0; c < 8; c++)
-                    apart += fabs(p.sums[n * 8 + c] - (double)s->x[t * 8 + c] - (double)s->x[(TOKENS + i) * 8 + c]);
+                    apart += fabs(p.sums[n * 8 + c] - (double)s->x[t * 8 + c] -
+                                  (double)s->x[(TOKENS + i) * 8 + c]);
                 found = apart < 1e-5;
             }
         assert_true(found);
