@@ -21,15 +21,15 @@ static bool take(study *s, study_mode *m)
 
 static void set_needs(const study *s, study_mode *m, int mode)
 {
-    /* Of a sample; of a text its tokens. */
-    const int64_t of = mode == DOF_ATTN ? s->context : s->options.samples;
+    /* Of a sample; of a window its tokens. */
+    const double of = mode == DOF_ATTN ? (double)s->tokens / (double)s->windows : (double)s->options.samples;
     for (int64_t n = 0; n < s->heads; n++) {
         const dof_value v = m->heads[n];
         double *const layer = &m->layers[n / s->per_layer];
         m->needs[n] = v.whole;
         *layer = fmax(*layer, v.whole);
         m->grows += fabs(v.whole - v.half) > growth * v.whole;
-        m->large += v.whole > (double)of / 4;
+        m->large += v.whole > of / 4;
     }
 }
 
