@@ -17,10 +17,11 @@ static int draw_layers(const study *s, const char *path, io_error *error)
     FILE *out = plot_script(p);
     fprintf(out,
             "set lmargin at screen 0.17\nset rmargin at screen 0.95\nset tmargin at screen 0.92\n"
-            "set bmargin at screen 0.27\n"
-            "set key at screen 0.57,0.14 center top vertical maxrows 2 Left reverse samplen 2 width 1\n"
+            "set bmargin at screen 0.32\n"
+            "set key at screen 0.57,0.2 center top vertical maxrows 3 Left reverse samplen 2 width 1\n"
             "set title \"{/:Bold Features by layer, %" PRId64 " in the mean}\" offset 0,-0.5\n"
-            "set xlabel 'layer' offset 0,0.5\nset ylabel 'features of a head'\n"
+            "set xlabel 'layer' offset 0,0.5\n"
+            "set label 'features of a head' at screen 0.03,0.62 center rotate\n"
             "set xrange [-0.5:%g]\nset yrange [0:*]\nset xtics %d\n",
             s->budget.mean, (double)s->layers - 0.5, s->layers > 10 ? 5 : 1);
     for (int mode = 0; mode < DOF_MODES; mode++) {
@@ -53,7 +54,7 @@ static int draw_heads(const study *s, int mode, const char *path, io_error *erro
     fprintf(
         out,
         "EOD\nset title \"{/:Bold Degrees of freedom, %s}\" offset 0,-0.3\nset xlabel 'head' offset 0,0.5\n"
-        "set label 'layer' at screen 0.04,0.56 center rotate\n"
+        "set label 'layer' at screen 0.04,0.56 center rotate\nset style fill solid noborder\n"
         "set xrange [-0.5:%g]\nset yrange [-0.5:%g]\nunset grid\nset xtics %d\n"
         "set palette defined (0 '#FFFFFF', 1 '#56B4E9', 2 '#0072B2', 3 '#882255')\nset logscale cb\n"
         "set cbrange [%.4g:%.4g]\n"
