@@ -105,7 +105,7 @@ static bool solve(dof_room *r, int64_t n, double *sum)
 
 /* ---- samples */
 
-/* Of their mean, which no distance depends on: what rounds off is then small. */
+/* From their mean, which no distance depends on: few pairs are then nearer to each other than to 0. */
 static void center(double *x, int64_t count, int64_t dim)
 {
     for (int64_t c = 0; c < dim; c++) {

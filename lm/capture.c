@@ -47,7 +47,7 @@ int lm_capture_read(lm_capture *c, const int32_t *tokens, int64_t count, lm_sink
 {
     const int64_t layers = lm_model_config(c->model)->layers;
     const matrix x = matrix_rows(c->x, 0, count);
-    lm_text_rewind(c->text, 0);
+    /* No window leaves the layers: the text is empty for the next one. */
     int status = lm_text_enter(c->text, tokens, count, x, error);
     for (int64_t layer = 0; !status && layer < layers; layer++) {
         status = lm_text_layers(c->text, layer, layer + 1, x, error);

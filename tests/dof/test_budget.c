@@ -70,6 +70,8 @@ static void test_known(void **state)
     expect(&b, (double[]){ 0, 0, 0 }, equal, 3);
     /* Of 24 units 13.3, 8 and 2.7: the largest remainder is that of the last. */
     expect(&b, (double[]){ 5, 3, 1 }, (int64_t[]){ 13 * 8, 8 * 8, 3 * 8 }, 3);
+    expect(&b, (double[]){ 5e-200, 3e-200, 1e-200 }, (int64_t[]){ 13 * 8, 8 * 8, 3 * 8 }, 3);
+    expect(&b, (double[]){ 5e200, 3e200, 1e200 }, (int64_t[]){ 13 * 8, 8 * 8, 3 * 8 }, 3);
     expect(&b, (double[]){ 1e9, 1, 1 }, (int64_t[]){ 22 * 8, 8, 8 }, 3);
     /* The cap is 12 units, and what it leaves goes to the others in proportion: 12 of 2 to 1. */
     expect(&tight, (double[]){ 100, 2, 1 }, (int64_t[]){ 96, 64, 32 }, 3);

@@ -189,6 +189,15 @@ static void test_gauss(void **state)
     for (int i = 0; i < COUNT * DIM; i++)
         x[i] = -(x[i] + 16);
     expect_near("moved", degrees(&room, x, DOF_GAUSS, 0.01), got, 1e-9);
+    /* Two halves that are too far apart to know of each other add up. */
+    double parts[2];
+    for (int half = 0; half < 2; half++) {
+        dof_sample(&room, x + half * COUNT / 2 * DIM, COUNT / 2, 1);
+        assert_true(dof_kernel(&room, DOF_GAUSS, 0.02, COUNT / 2, &parts[half], NULL));
+    }
+    for (int i = 0; i < COUNT; i++)
+        x[i * DIM] += i < COUNT / 2 ? -16384 : 16384;
+    expect_near("far apart", degrees(&room, x, DOF_GAUSS, 0.01), parts[0] + parts[1], 1e-9);
     dof_room_close(&room);
 }
 

@@ -135,6 +135,41 @@ static void test_identity(void **state)
     free(s);
 }
 
+/* Keys are drawn by the attention: of the last query alone the mean of the sums is q + sum_i p_i k_i. */
+static void test_pairs(void **state)
+{
+    enum { DIM = 4, DRAWS = 4000 };
+    scene *s = malloc(sizeof *s);
+    draw_pairs p;
+    io_error error;
+    (void)state;
+    assert_non_null(s);
+    make_scene(s, DIM, 5, 3, 0.3, 6);
+    const random_stream from = { 6, 0 };
+    assert_int_equal(draw_pairs_open(&p, &s->text, DIM, TOKENS - 1, DRAWS, from, &error), 0);
+    const float *const q = s->x + (TOKENS - 1) * DIM, *const k = s->x + TOKENS * DIM;
+    double weights[TOKENS], sum = 0;
+    for (int i = 0; i < TOKENS; i++) {
+        weights[i] = 0;
+        for (int c = 0; c < DIM; c++)
+            weights[i] += (double)q[c] * (double)k[i * DIM + c];
+        sum += weights[i] = exp(weights[i]);
+    }
+    for (int c = 0; c < DIM; c++) {
+        double expected = (double)q[c], mean = 0, square = 0;
+        for (int i = 0; i < TOKENS; i++)
+            expected += weights[i] / sum * (double)k[i * DIM + c];
+        for (int n = 0; n < DRAWS; n++) {
+            const double value = p.sums[n * DIM + c];
+            mean += value / DRAWS, square += value * value / DRAWS;
+        }
+        const double error_of_mean = sqrt((square - mean * mean) / DRAWS);
+        assert_true(error_of_mean < 0.05 && fabs(mean - expected) < 4 * error_of_mean);
+    }
+    draw_pairs_close(&p);
+    free(s);
+}
+
 /* Over many features alpha phi(x) phi(y) is exp(x.y) in the mean, and alpha is 1. */
 static void test_unbiased(void **state)
 {
@@ -280,8 +315,8 @@ static void test_streams(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_identity), cmocka_unit_test(test_unbiased), cmocka_unit_test(test_leverage),
-        cmocka_unit_test(test_clusters), cmocka_unit_test(test_streams),
+        cmocka_unit_test(test_identity), cmocka_unit_test(test_pairs),    cmocka_unit_test(test_unbiased),
+        cmocka_unit_test(test_leverage), cmocka_unit_test(test_clusters), cmocka_unit_test(test_streams),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

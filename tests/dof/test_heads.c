@@ -61,6 +61,7 @@ typedef struct seen {
     const scene *scene;
     int64_t layers, end; /* told; the layer at which it fails */
     double apart;        /* the largest difference from the outputs of attention */
+    const float *last;   /* queries of the last layer */
 } seen;
 
 static double dot(const float *x, const float *y, int64_t count)
@@ -103,12 +104,30 @@ static int look(void *to, int64_t layer, const lm_heads *heads, io_error *error)
         assert_non_null(f[n]);
         assert_int_equal(lm_model_fetch(s->scene->model, f[n], all[n], error), 0);
     }
+    if (layer == c->layers - 1)
+        assert_memory_equal(f[0], s->last, (size_t)matrix_elements(all[0]) * sizeof *f[0]);
     for (int64_t head = 0; head < c->heads_q; head++)
         for (int64_t i = 0; i < TOKENS; i++)
             check_row(s, (const float *const[]){ f[0], f[1], f[2], f[3] }, layer, head, i);
     for (int n = 0; n < 4; n++)
         free(f[n]);
     return 0;
+}
+
+/* Queries of the last layer where the text is read in one go. */
+static float *last_queries(const scene *s)
+{
+    const lm_config *c = s->config;
+    float *out = calloc((size_t)(TOKENS * c->heads_q * c->head_dim), sizeof *out);
+    lm_text *text;
+    matrix hidden;
+    io_error error;
+    assert_non_null(out);
+    assert_int_equal(lm_text_open(&text, s->model, TOKENS, TOKENS, &error), 0);
+    assert_int_equal(lm_text_read(text, s->tokens, TOKENS, &hidden, &error), 0);
+    assert_int_equal(lm_model_fetch(s->model, out, lm_text_heads(text, c->layers - 1, TOKENS).q, &error), 0);
+    lm_text_close(text);
+    return out;
 }
 
 /* Softmax of the scaled products of what is told is what the layer made: after bias and rotation, of every
@@ -120,20 +139,22 @@ static void test_capture(void **state)
     for (int i = 0; i < MODELS; i++) {
         scene s;
         open_scene(&s, models[i], 2);
+        float *last = last_queries(&s);
         for (int window = 0; window < 2; window++) {
-            seen to = { .scene = &s, .end = -1 };
+            seen to = { .scene = &s, .end = -1, .last = last };
             assert_true(s.config->head_dim <= MOST);
             if (lm_capture_read(s.capture, s.tokens, TOKENS, look, &to, &error)) fail_msg("%s", error.text);
             assert_int_equal(to.layers, s.config->layers);
             printf("%-14s %.1e\n", models[i], to.apart);
             assert_true(to.apart < 1e-5);
         }
-        seen to = { .scene = &s, .end = 1 };
+        seen to = { .scene = &s, .end = 1, .last = last };
         assert_int_equal(lm_capture_read(s.capture, s.tokens, TOKENS, look, &to, &error), EXIT_OUTPUT);
         assert_string_equal(error.text, "enough");
         assert_int_equal(to.layers, 2);
         s.tokens[3] = -1;
         assert_int_equal(lm_capture_read(s.capture, s.tokens, TOKENS, look, &to, &error), EXIT_INPUT);
+        free(last);
         close_scene(&s);
     }
 }

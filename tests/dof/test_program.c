@@ -56,6 +56,12 @@ static void test_budget(void **state)
         "c { exit 1 } END { exit s != 12 * l || f != s || n != l }' b/layers.csv || exit 1\n"
         "done");
     expect_status(&sums, 0);
+    /* The need of a layer is that of its largest head. */
+    const outcome same = run_shell(
+        "awk -F, 'FNR == 1 { file++; next } file == 1 { key = $1 \",\" $2; if ($4 > "
+        "most[key]) most[key] = $4; next } most[$1 \",\" $2] != $3 { exit 1 }' "
+        "b/heads.csv b/layers.csv");
+    expect_status(&same, 0);
 }
 
 /* The same bytes for any number of threads; other samples by another seed. */
