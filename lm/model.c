@@ -104,7 +104,7 @@ int lm_model_fetch(const lm_model *m, float *to, matrix rows, io_error *error)
     const size_t count = (size_t)matrix_elements(rows);
     const bool narrow = rows.dtype == LOAM_BF16;
     assert((narrow || rows.dtype == LOAM_F32) && rows.row == rows.width && rows.models == 1);
-    /* 16-bit numbers come into the second half of the room, which what they become overtakes at the last. */
+    /* 16-bit numbers come into the second half of the room: each is read before it is written over. */
     char *const at = (char *)to + (narrow ? count * sizeof(uint16_t) : 0);
     if (machine_download(m->on, at, rows.data, count * (size_t)matrix_bytes_each(rows), &reason))
         return failed(&reason, error);
