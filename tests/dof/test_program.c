@@ -59,7 +59,7 @@ static void test_budget(void **state)
     /* The need of a layer is that of its largest head; largest remainder is rounding where there are two. */
     const outcome same = run_shell(
         "awk -F, '{ key = $1 \",\" $2 } FNR == 1 { file++; next } file == 1 { if ($4 > most[key]) most[key] ="
-        " $4; next } { first = most[$1 \",0\"]; units = int(12 * first / (first + most[$1 \",1\"]) + 0.5); if "
+        " $4; next } { first = most[$1 \",0\"]; units = int(12 * first / (first + most[$1 \",1\"]) + .5); if "
         "(most[key] != $3 || $5 != 2 * ($2 ? 12 - units : units)) exit 1 }' b/heads.csv b/layers.csv");
     expect_status(&same, 0);
 }
