@@ -57,12 +57,6 @@ typedef struct law_rows {
     double *vbar, *first, *weights; /* weights: [rows of a thread's own][rows] */
 } law_rows;
 
-static double scale_of(const law_rows *r, int64_t layer)
-{
-    const double by_layer = r->config->scale_by_layer ? (double)(layer + 1) : 1;
-    return 1 / (sqrt((double)r->config->head_dim) * by_layer);
-}
-
 static void fill_rows(law_rows *r, int64_t layer)
 {
     const int64_t dim = r->config->head_dim, heads = r->config->heads_q, kv = r->config->heads_kv * dim;
@@ -72,7 +66,8 @@ static void fill_rows(law_rows *r, int64_t layer)
         for (int64_t h = 0; h < heads; h++) {
             const int64_t place = (i * heads + h) * dim, from = h / group * dim;
             law_row(r->q + place, r->k + from, r->v + from, r->plan->encoder ? r->rows : i + 1, kv, dim,
-                    scale_of(r, layer), r->weights + i * r->rows, r->vbar + place, r->first + place);
+                    lm_config_scale(r->config, layer), r->weights + i * r->rows, r->vbar + place,
+                    r->first + place);
         }
 }
 
