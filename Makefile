@@ -91,7 +91,7 @@ lint: ## check the look, the layers and the rules, and run clang-tidy
 	@tools/layers.sh
 	@tools/house.py
 	@$(call configure,clang)
-	@git ls-files 'src/*.c' 'io/*.c' 'random/*.c' 'text/*.c' 'corpus/*.c' 'train/*.c' 'cli/*.c' | xargs -P $(JOBS) -n 4 clang-tidy --quiet -p build/clang
+	@git ls-files 'src/*.c' 'io/*.c' 'random/*.c' 'text/*.c' 'corpus/*.c' 'train/*.c' 'dof/*.c' 'cli/*.c' | xargs -P $(JOBS) -n 4 clang-tidy --quiet -p build/clang
 
 clang: ## build everything with clang too
 	@tools/install-deps.sh lint

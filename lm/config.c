@@ -6,6 +6,7 @@
 #include "io/json.h"
 #include "lm/activation.h"
 
+#include <math.h>
 #include <string.h>
 
 /* The first failure stays, and what is read after it is 0. */
@@ -272,6 +273,12 @@ static const struct {
                    { "parallax", LOAM_PARALLAX, false },
                    { "fox", LOAM_SOFTMAX, true } };
 enum { ATTENTIONS = sizeof attentions / sizeof *attentions };
+
+double lm_config_scale(const lm_config *config, int64_t layer)
+{
+    const double by_layer = config->scale_by_layer ? (double)(layer + 1) : 1;
+    return 1 / sqrt((double)config->head_dim) / by_layer;
+}
 
 bool lm_config_attention(lm_config *config, const char *name)
 {

@@ -48,6 +48,9 @@ typedef struct lm_config {
 /* "gpt2", "gpt_neox", "llama", "bert". */
 const char *lm_architecture_name(lm_architecture architecture);
 
+/* What scores q.k of a layer are multiplied by. */
+double lm_config_scale(const lm_config *config, int64_t layer);
+
 /* "softmax", "lla", "parallax", "fox": sets, or tells, the attention that a model was trained with. False:
  * there is none of this name. */
 bool lm_config_attention(lm_config *config, const char *name);

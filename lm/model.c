@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 #include "lm/model.h"
 
+#include "io/half.h"
 #include "lm/manner.h"
 #include "train/mixer.h"
 
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 static const matrix none = { 0 };
 
@@ -101,10 +103,19 @@ int64_t lm_model_bytes(const lm_model *m) { return m->weights.bytes; }
 int lm_model_fetch(const lm_model *m, float *to, matrix rows, io_error *error)
 {
     loam_error reason;
-    assert(rows.dtype == LOAM_F32 && rows.row == rows.width && rows.models == 1);
-    return machine_download(m->on, to, rows.data, (size_t)matrix_elements(rows) * sizeof *to, &reason)
-               ? failed(&reason, error)
-               : 0;
+    const size_t count = (size_t)matrix_elements(rows);
+    const bool narrow = rows.dtype == LOAM_BF16;
+    assert((narrow || rows.dtype == LOAM_F32) && rows.row == rows.width && rows.models == 1);
+    /* 16-bit numbers come into the second half of the room: each is read before it is written over. */
+    char *const at = (char *)to + (narrow ? count * sizeof(uint16_t) : 0);
+    if (machine_download(m->on, at, rows.data, count * (size_t)matrix_bytes_each(rows), &reason))
+        return failed(&reason, error);
+    for (size_t i = 0; narrow && i < count; i++) {
+        uint16_t bits;
+        memcpy(&bits, at + i * sizeof bits, sizeof bits);
+        to[i] = bf16_to_float(bits);
+    }
+    return 0;
 }
 
 /* ---- plans of attention */
@@ -152,8 +163,7 @@ static loam_problem problem_of(const lm_text *t, attended what)
     p.len_q = what.queries, p.len_kv = t->room;
     p.dim_qk = p.dim_v = c->head_dim;
     p.causal = causal;
-    p.scale = its.inverse_temperature / sqrt((double)c->head_dim);
-    if (c->scale_by_layer) p.scale /= (double)(what.layer + 1);
+    p.scale = its.inverse_temperature * lm_config_scale(c, what.layer);
     p.decay = t->options.own && c->forgets;
     if (t->batch > 1) p.batch = t->batch, p.len_kv = what.queries;
     if (is_split(t, &p)) p.batch = t->splits, p.len_kv = SPLIT, p.causal = 0;

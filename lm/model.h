@@ -45,8 +45,8 @@ const machine *lm_model_machine(const lm_model *m);
 /* Of all weights, as they lie in memory: what a token reads in decoding. */
 int64_t lm_model_bytes(const lm_model *m);
 
-/* Dense rows of the machine's memory, in host memory `to`, which on a CPU may be the same. Of a GPU it waits
- * for them, and fails with what went wrong there since the last time. */
+/* Dense rows of the machine's memory, float32 or bf16, as float32 in host memory `to`, which on a CPU may be
+ * the same. Of a GPU it waits for them, and fails with what went wrong there since the last time. */
 int lm_model_fetch(const lm_model *m, float *to, matrix rows, io_error *error);
 
 /* A text that a model reads: keys and values of its tokens so far. */
@@ -82,7 +82,8 @@ int lm_text_enter(lm_text *t, const int32_t *tokens, int64_t count, matrix x, io
 int lm_text_layers(lm_text *t, int64_t first, int64_t end, matrix x, io_error *error);
 matrix lm_text_leave(lm_text *t, matrix x);
 /* What the attention of a layer had and made of so many tokens, right after it was the last to run: rows of
- * heads, those of k and v from the first token of the text on. */
+ * heads, those of k and v from the first token of the text on, where query head h reads key head
+ * h / (heads_q / heads_kv). */
 typedef struct lm_heads {
     matrix q, k, v, o;
 } lm_heads;

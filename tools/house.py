@@ -13,8 +13,8 @@ import re
 import sys
 
 COLUMNS, FUNCTION_LINES, FILE_LINES = 110, 60, 800
-ROOMS = ['bench', 'cli', 'cmake', 'corpus', 'examples', 'include', 'io', 'lm', 'random', 'src', 'tests',
-         'text', 'tools', 'train']
+ROOMS = ['bench', 'cli', 'cmake', 'corpus', 'dof', 'examples', 'include', 'io', 'lm', 'random', 'src',
+         'tests', 'text', 'tools', 'train']
 UNITS = ('.c', '.cu')
 HEADERS = ('.h', '.inc', '.cuh')
 SOURCES = UNITS + HEADERS + ('.def',)

@@ -39,6 +39,7 @@ train/cpu include train
 train/cuda include train
 train/cuda/hopper include src/gpu train/cuda
 lm        include io train text random
+dof       include io random train lm
 cli       include io
 cli/attend     include io cli
 cli/bench      include io cli random
@@ -46,9 +47,10 @@ cli/experiment include io cli random
 cli/training   include io cli cli/experiment train
 cli/lm         include io cli cli/training text corpus lm train
 cli/ridge      include io cli cli/experiment cli/training cli/lm text lm train
+cli/dof        include io cli cli/experiment cli/training cli/lm cli/ridge text train lm dof
 cli/regress    include io cli
 tests     include io random train text corpus lm cli cli/attend cli/bench cli/experiment cli/training \
-          cli/regress cli/ridge
+          cli/regress cli/ridge dof
 tests/simd include src/base src/simd tests
 bench     include io cli cli/bench train random src/base src/simd
 examples  include

@@ -2,6 +2,7 @@
  * loam experiment memory: the working memory of Local Linear Attention, by blocks and as it is written. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/experiment/memory_report.h"
+#include "cli/names.h"
 #include "cli/plot.h"
 #include "cli/progress.h"
 #include "loam.h"
@@ -18,15 +19,16 @@ static const double gibi = 1 << 30;
 static const double usual_limit = 8, share = 0.9;
 
 static const char about[] =
-    "Figure 2 of Zuo et al. 2025, measured on the CPU: the peak of memory beyond inputs and outputs against "
+    "Figure 2 of Zuo et al. 2025, measured: the peak of memory beyond inputs and outputs against "
     "n for LLA with all differences k_j - q_i at once (n^2 d numbers), with all covariances at once (n d^2), "
     "and by blocks, as the library computes it, each forward and with the backward. Each is a process of its "
     "own under a limit that it sets itself; what does not fit is a point of the figure.\n"
-    "Beyond --compute all memory of a method is allocated and written to, but nothing is computed.\n"
+    "Beyond --compute, and on a GPU for the first two, all memory of a method is allocated and written to, "
+    "but nothing is computed.\n"
     "Writes memory.csv and memory.svg.";
 
 typedef struct request {
-    const char *lengths, *out;
+    const char *lengths, *out, *backend, *dtype;
     int64_t dim, compute, seed, threads;
     double limit; /* GiB; 0: not given */
 } request;
@@ -35,6 +37,7 @@ static int read_request(int argc, char **argv, request *r, bool *help, io_error 
 {
     *r = (request){ .lengths = "256,512,1024,2048,4096,8192,16384,32768,65536,131072",
                     .out = "out/memory",
+                    .backend = "cpu",
                     .dim = 128,
                     .compute = 4096,
                     .seed = 1 };
@@ -44,6 +47,9 @@ static int read_request(int argc, char **argv, request *r, bool *help, io_error 
         { "compute", OPTION_INT, &r->compute, 0, MOST_LENGTH, "N", "the largest n that is computed (4096)" },
         { "limit", OPTION_REAL, &r->limit, 0.01, 1e6, "GIB",
           "memory of a process (8, or nine tenths of what is free where that is less)" },
+        { "backend", OPTION_TEXT, &r->backend, 0, 0, "cpu|cuda", "where (cpu)" },
+        { "dtype", OPTION_TEXT, &r->dtype, 0, 0, "TYPE",
+          "of the library's arrays: f32, or bf16 on a GPU (bf16)" },
         { "seed", OPTION_INT, &r->seed, 0, 9e15, "N", "of all random numbers (1)" },
         { "threads", OPTION_INT, &r->threads, 1, 4096, "N", "all by default; each needs memory of its own" },
         { "out", OPTION_TEXT, &r->out, 0, 0, "DIR", "where the results go (out/memory)" },
@@ -52,10 +58,33 @@ static int read_request(int argc, char **argv, request *r, bool *help, io_error 
     return experiment_parse(argc, argv, rows, "loam experiment memory [options]", about, help, error);
 }
 
-/* Beyond what is free the limit would not hold: the machine would end the process, or another one. */
-static int choose_limit(const request *r, size_t *limit, io_error *error)
+static const char *backend_word(int index)
 {
-    const double available = (double)memory_available();
+    static const char *const list[] = { "cpu", "cuda", NULL };
+    return list[index];
+}
+
+static const char *dtype_word(int index)
+{
+    static const char *const list[] = { "f32", "bf16", NULL };
+    return list[index];
+}
+
+static int read_place(const request *r, bool *cuda, bool *bf16, io_error *error)
+{
+    int where = 0, what = 0;
+    int status = names_choose("backend", r->backend, backend_word, &where, error);
+    if (status == EXIT_OK && r->dtype) status = names_choose("dtype", r->dtype, dtype_word, &what, error);
+    *cuda = where > 0, *bf16 = r->dtype ? what > 0 : *cuda;
+    if (status == EXIT_OK && *bf16 && !*cuda)
+        status = io_fail(error, EXIT_USAGE, "--dtype bf16: expected f32 on the CPU");
+    return status;
+}
+
+/* Beyond what is free the limit would not hold: the machine would end the process, or another one. */
+static int choose_limit(const request *r, bool cuda, size_t *limit, io_error *error)
+{
+    const double available = cuda ? 0 : (double)memory_available();
     if (available > 0 && r->limit * gibi > available)
         return io_fail(error, EXIT_USAGE,
                        "--limit %g: expected at most %.2f, the GiB that this machine has free", r->limit,
@@ -69,12 +98,14 @@ static int choose_limit(const request *r, size_t *limit, io_error *error)
 static int make_sweep(const request *r, memory_sweep *s, io_error *error)
 {
     number_list lengths;
+    bool cuda, bf16;
     int status = experiment_check_out(r->out, error);
     if (status == EXIT_OK) status = experiment_read_list("n", r->lengths, MOST_LENGTH, &lengths, error);
     if (status == EXIT_OK && (lengths.count < 2 || lengths.items[0] < MEMORY_SAMPLE))
         return io_fail(error, EXIT_USAGE, "--n %s: expected two numbers or more, from %d to %d, for a slope",
                        r->lengths, MEMORY_SAMPLE, MOST_LENGTH);
-    if (status == EXIT_OK) status = choose_limit(r, &s->limit, error);
+    if (status == EXIT_OK) status = read_place(r, &cuda, &bf16, error);
+    if (status == EXIT_OK) status = choose_limit(r, cuda, &s->limit, error);
     if (status != EXIT_OK) return status;
     s->count = lengths.count;
     for (int method = 0; method < MEMORY_METHODS; method++)
@@ -84,8 +115,15 @@ static int make_sweep(const request *r, memory_sweep *s, io_error *error)
                                                        .dim = r->dim,
                                                        .seed = (uint64_t)r->seed,
                                                        .threads = r->threads ? (int)r->threads
-                                                                             : loam_max_threads() };
+                                                                             : loam_max_threads(),
+                                                       .cuda = cuda,
+                                                       .bf16 = bf16 };
     return EXIT_OK;
+}
+
+static bool is_computed(const memory_point *p, const request *r)
+{
+    return p->what.cuda ? !memory_is_naive(p->what.method) : p->what.length <= r->compute;
 }
 
 /* About proportional to the time: what is computed counts by operations, what is not by bytes. */
@@ -94,7 +132,7 @@ static int64_t cost_of(const memory_point *p, const request *r)
     const double n = (double)p->what.length, d = (double)p->what.dim;
     const double passes = memory_has_backward(p->what.method) ? 3 : 1;
     const double operations = passes * (memory_is_naive(p->what.method) ? 2 * d : 40) * n * n * d;
-    return 1 + (int64_t)(p->what.length <= r->compute ? operations / 1e9 : (double)p->sizes.working / 1e9);
+    return 1 + (int64_t)(is_computed(p, r) ? operations / 1e9 : memory_formula(&p->what) / 1e9);
 }
 
 static int measure_all(memory_sweep *s, const request *r, io_error *error)
@@ -103,22 +141,20 @@ static int measure_all(memory_sweep *s, const request *r, io_error *error)
     int status = EXIT_OK;
     progress bar;
     for (int method = 0; method < MEMORY_METHODS; method++)
-        for (int i = 0; i < s->count && status == EXIT_OK; i++) {
-            status = memory_sizes_of(&s->points[method][i].what, &s->points[method][i].sizes, error);
+        for (int i = 0; i < s->count; i++)
             total += cost_of(&s->points[method][i], r);
-        }
     progress_begin(&bar, "experiment", total);
     for (int method = 0; method < MEMORY_METHODS; method++)
         for (int i = 0; i < s->count && status == EXIT_OK; i++) {
             memory_point *p = &s->points[method][i];
-            status = memory_measure(&p->what, s->limit, p->what.length <= r->compute, &p->result, error);
+            status = memory_measure(&p->what, s->limit, is_computed(p, r), &p->result, error);
             progress_add(&bar, cost_of(p, r));
         }
     progress_end(&bar);
     return status;
 }
 
-static int memory(const request *r, memory_sweep *s, io_error *error)
+static int run_memory(const request *r, memory_sweep *s, io_error *error)
 {
     int status = make_sweep(r, s, error);
     if (status == EXIT_OK) status = plot_check("memory.svg", error);
@@ -138,7 +174,7 @@ int experiment_memory(int argc, char **argv, const char **out, io_error *error)
     if (status != EXIT_OK || help) return status;
     memory_sweep *s = calloc(1, sizeof *s);
     if (!s) return io_fail(error, EXIT_INTERNAL, "out of memory");
-    status = memory(&r, s, error);
+    status = run_memory(&r, s, error);
     free(s);
     *out = r.out;
     return status;

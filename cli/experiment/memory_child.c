@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "cli/experiment/memory_child.h"
 
+#include "cli/experiment/memory_device.h"
 #include "loam.h"
 
 #include <cblas.h>
@@ -71,12 +72,12 @@ static void settle(void)
 static int start_blas(const memory_case *c)
 {
     enum { SIDE = 768 };
-    float *matrix = calloc((size_t)SIDE * SIDE * 2, sizeof *matrix);
-    if (!matrix) return 0;
+    float *square = calloc((size_t)SIDE * SIDE * 2, sizeof *square);
+    if (!square) return 0;
     openblas_set_num_threads(c->threads);
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, SIDE, SIDE, SIDE, 1, matrix, SIDE, matrix, SIDE, 0,
-                matrix + (size_t)SIDE * SIDE, SIDE);
-    free(matrix);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, SIDE, SIDE, SIDE, 1, square, SIDE, square, SIDE, 0,
+                square + (size_t)SIDE * SIDE, SIDE);
+    free(square);
     return 1;
 }
 
@@ -133,16 +134,17 @@ static int use_memory(const memory_case *c, const memory_sizes *sizes, bool comp
 
 static int measure(const memory_case *c, size_t limit, bool compute, report *out)
 {
-    memory_sizes sizes;
+    memory_sizes *const sizes = &out->result.sizes;
     settle();
+    if (c->cuda) return memory_measure_device(c, limit, compute, &out->result, &out->error);
     int status = warm_up(c, out);
-    if (status == EXIT_OK) status = memory_sizes_of(c, &sizes, &out->error);
+    if (status == EXIT_OK) status = memory_sizes_of(c, sizes, &out->error);
     if (status == EXIT_OK) status = set_limit(limit, &out->error);
     if (status != EXIT_OK) return status;
-    float *arrays = allocate(sizes.arrays);
-    void *working = allocate(sizes.working);
+    float *arrays = allocate(sizes->arrays);
+    void *working = allocate(sizes->working);
     if (arrays && working)
-        status = use_memory(c, &sizes, compute, arrays, working, out);
+        status = use_memory(c, sizes, compute, arrays, working, out);
     else
         out->result.end = MEMORY_OUT;
     free(arrays);

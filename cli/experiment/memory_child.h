@@ -14,17 +14,19 @@ typedef enum memory_end {
 } memory_end;
 
 typedef struct memory_result {
+    memory_sizes sizes;
     memory_end end;
     size_t working; /* bytes of memory in use at the peak, beyond inputs and outputs */
-    size_t process; /* of the whole process, at its peak */
+    size_t process; /* of the whole process, at its peak; or all that is in use on the GPU */
     float sample[MEMORY_SAMPLE];
 } memory_result;
 
 /* Bytes that the machine can give now without swapping; 0 where it does not say. */
 size_t memory_available(void);
 
-/* `limit` bytes, beyond what a process of this program has before it begins. The calling process must not
- * have run anything in parallel yet: threads do not survive a fork. */
+/* `limit` bytes, beyond what a process of this program has before it begins; on a GPU, of arrays and working
+ * memory. The calling process must not have run anything in parallel yet, nor anything of CUDA: neither
+ * survives a fork. */
 int memory_measure(const memory_case *c, size_t limit, bool compute, memory_result *result, io_error *error);
 
 #endif

@@ -20,7 +20,8 @@ static loam_problem problem_of(const memory_case *c, loam_pass pass)
     loam_problem problem = loam_problem_default(LOAM_LLA, pass);
     problem.len_q = problem.len_kv = c->length;
     problem.dim_qk = problem.dim_v = c->dim;
-    problem.backend = LOAM_BACKEND_CPU;
+    problem.backend = c->cuda ? LOAM_BACKEND_CUDA : LOAM_BACKEND_CPU;
+    problem.dtype = c->bf16 ? LOAM_BF16 : LOAM_F32;
     problem.threads = c->threads;
     problem.ridge = ridge;
     return problem;
@@ -58,7 +59,7 @@ static int library_sizes(const memory_case *c, memory_sizes *sizes, io_error *er
 int memory_sizes_of(const memory_case *c, memory_sizes *sizes, io_error *error)
 {
     const int arrays = memory_has_backward(c->method) ? 8 : 4;
-    *sizes = (memory_sizes){ .arrays = (size_t)(arrays * array_floats(c)) * sizeof(float) };
+    *sizes = (memory_sizes){ .arrays = (size_t)(arrays * array_floats(c)) * memory_element(c) };
     if (!memory_is_naive(c->method)) return library_sizes(c, sizes, error);
     const int64_t n = c->length, d = c->dim;
     const int64_t floats = memory_forward_of(c->method) == MEMORY_DIFFERENCES ? naive_differences_room(n, d)
@@ -93,10 +94,10 @@ void memory_draw(const memory_case *c, float *arrays)
 }
 
 /* Of o, or of the gradients of q, k and v in turn, which follow it. */
-static void take_sample(const memory_case *c, const float *o, float sample[MEMORY_SAMPLE])
+void memory_take_sample(const memory_case *c, const float *arrays, float sample[MEMORY_SAMPLE])
 {
     for (int64_t s = 0; s < MEMORY_SAMPLE; s++) {
-        const float *from = o + (memory_has_backward(c->method) ? 1 + s % 3 : 0) * array_floats(c);
+        const float *from = arrays + (3 + (memory_has_backward(c->method) ? 1 + s % 3 : 0)) * array_floats(c);
         sample[s] = from[((s + 1) * c->length / MEMORY_SAMPLE - 1) * c->dim + s % c->dim];
     }
 }
@@ -129,10 +130,10 @@ static int compute_naive(const memory_case *c, float *arrays, void *working, io_
                    memory_names[c->method], (long long)failed);
 }
 
-static int run_pass(const memory_case *c, loam_pass pass, float *arrays, void *working, size_t work_bytes,
+static int run_pass(const memory_case *c, loam_pass pass, char *arrays, void *working, size_t work_bytes,
                     io_error *error)
 {
-    const int64_t size = array_floats(c), n = c->length, d = c->dim;
+    const int64_t n = c->length, d = c->dim, size = n * d * (int64_t)memory_element(c);
     loam_plan *plan;
     const int status = plan_of(c, pass, &plan, error);
     if (status != EXIT_OK) return status;
@@ -157,7 +158,7 @@ static int run_pass(const memory_case *c, loam_pass pass, float *arrays, void *w
     return ran == LOAM_OK ? EXIT_OK : io_fail(error, EXIT_INTERNAL, "%s", why.text);
 }
 
-static int compute_library(const memory_case *c, float *arrays, void *working, io_error *error)
+int memory_compute_library(const memory_case *c, void *arrays, void *working, io_error *error)
 {
     memory_sizes sizes;
     int status = memory_sizes_of(c, &sizes, error);
@@ -171,7 +172,7 @@ int memory_compute(const memory_case *c, float *arrays, void *working, float sam
                    io_error *error)
 {
     const int status = memory_is_naive(c->method) ? compute_naive(c, arrays, working, error)
-                                                  : compute_library(c, arrays, working, error);
-    if (status == EXIT_OK) take_sample(c, arrays + 3 * array_floats(c), sample);
+                                                  : memory_compute_library(c, arrays, working, error);
+    if (status == EXIT_OK) memory_take_sample(c, arrays, sample);
     return status;
 }

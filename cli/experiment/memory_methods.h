@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * Ways to compute Local Linear Attention whose working memory is compared: two that hold everything at once,
- * and the library's. Scores are q.k / sqrt(d), causal; the ridge is 1. */
+ * and the library's, which alone computes on a GPU. Scores are q.k / sqrt(d), causal; the ridge is 1. */
 #ifndef LOAM_CLI_EXPERIMENT_MEMORY_METHODS_H
 #define LOAM_CLI_EXPERIMENT_MEMORY_METHODS_H
 
@@ -36,6 +36,7 @@ typedef struct memory_case {
     int64_t length, dim;
     uint64_t seed;
     int threads;
+    bool cuda, bf16; /* where, and of what type the library's arrays are */
 } memory_case;
 
 /* Bytes. */
@@ -47,16 +48,24 @@ typedef struct memory_sizes {
 
 int memory_sizes_of(const memory_case *c, memory_sizes *sizes, io_error *error);
 
+/* Of an element of q, k, v, o and their gradients; all else is float32. */
+static inline size_t memory_element(const memory_case *c) { return c->bf16 ? 2 : sizeof(float); }
+
 /* What the leading term of the working memory says: 4 n^2 d, 4 n d^2, 4 n d bytes. */
 double memory_formula(const memory_case *c);
 
 /* A few of the outputs, or with a backward of the gradients, by which the methods are compared. */
 enum { MEMORY_SAMPLE = 64 };
 
-/* Draws the inputs into `arrays`, memory_sizes.arrays of it. */
+/* Draws the inputs into `arrays`, one after the other, in float32. */
 void memory_draw(const memory_case *c, float *arrays);
+/* The sample of such arrays. */
+void memory_take_sample(const memory_case *c, const float *arrays, float sample[MEMORY_SAMPLE]);
 /* Computes o, and the gradients; `working` has memory_sizes.working bytes, at LOAM_ALIGN. */
 int memory_compute(const memory_case *c, float *arrays, void *working, float sample[MEMORY_SAMPLE],
                    io_error *error);
+/* MEMORY_BLOCKS and MEMORY_BACKWARD where `arrays`, of elements of the case, and `working` are. On a GPU the
+ * run goes on behind the call. */
+int memory_compute_library(const memory_case *c, void *arrays, void *working, io_error *error);
 
 #endif

@@ -20,6 +20,12 @@ static const char *const long_names[MEMORY_METHODS] = { "differences, n^2 d", "s
 static const int colours[MEMORY_METHODS] = { 8, 8, 1, 4, 4, 6 };
 static const int marks[MEMORY_METHODS] = { 5, 9, 7, 5, 9, 13 };
 
+static const char *place_of(const memory_sweep *s)
+{
+    const memory_case *c = &s->points[0][0].what;
+    return !c->cuda ? "on the CPU, f32" : c->bf16 ? "on a GPU, bf16" : "on a GPU, f32";
+}
+
 static bool fits(const memory_point *point) { return point->result.end != MEMORY_OUT; }
 
 /* ---- what was measured */
@@ -56,19 +62,28 @@ double memory_difference(const memory_sweep *s, memory_method method, int index)
     return away / most;
 }
 
-bool memory_figure_holds(const memory_sweep *s)
+/* Whether blocks keep less than the others at a length. */
+static bool blocks_keep_less(const memory_sweep *s, int i)
 {
-    bool holds = memory_growth(s, MEMORY_BLOCKS) < 1.1 && memory_growth(s, MEMORY_BACKWARD) < 1.1 &&
-                 fabs(memory_growth(s, MEMORY_DIFFERENCES) - 2) < 0.1 &&
-                 fabs(memory_growth(s, MEMORY_DIFFERENCES_BACKWARD) - 2) < 0.1;
-    for (memory_method method = 0; method < MEMORY_METHODS; method++)
-        for (int i = 0; memory_is_naive(method) && i < s->count; i++) {
-            const memory_method ours = memory_has_backward(method) ? MEMORY_BACKWARD : MEMORY_BLOCKS;
-            const memory_point *naive = &s->points[method][i], *blocks = &s->points[ours][i];
-            if (naive->what.length > naive->what.dim)
-                holds &= fits(blocks) && (!fits(naive) || naive->result.working > blocks->result.working);
-        }
-    return holds;
+    bool less = true;
+    for (memory_method method = 0; method < MEMORY_METHODS; method++) {
+        const memory_method ours = memory_has_backward(method) ? MEMORY_BACKWARD : MEMORY_BLOCKS;
+        const memory_point *naive = &s->points[method][i], *blocks = &s->points[ours][i];
+        if (memory_is_naive(method))
+            less &= fits(blocks) && (!fits(naive) || naive->result.working > blocks->result.working);
+    }
+    return less;
+}
+
+int64_t memory_holds_from(const memory_sweep *s)
+{
+    int64_t from = 0;
+    const bool grows = memory_growth(s, MEMORY_BLOCKS) < 1.1 && memory_growth(s, MEMORY_BACKWARD) < 1.1 &&
+                       fabs(memory_growth(s, MEMORY_DIFFERENCES) - 2) < 0.1 &&
+                       fabs(memory_growth(s, MEMORY_DIFFERENCES_BACKWARD) - 2) < 0.1;
+    for (int i = s->count - 1; i >= 0 && grows && blocks_keep_less(s, i); i--)
+        if (s->points[0][i].what.length > s->points[0][i].what.dim) from = s->points[0][i].what.length;
+    return from;
 }
 
 /* The least length that did not fit, or 0. */
@@ -90,9 +105,9 @@ static void write_point(FILE *out, const memory_sweep *s, int method, int i)
     if (fits(p)) fprintf(out, "%zu", p->result.working);
     fputc(',', out);
     if (fits(p)) fprintf(out, "%zu", p->result.process);
-    fprintf(out, ",%zu,%zu,%.0f,", p->sizes.arrays, p->sizes.working, memory_formula(&p->what));
+    fprintf(out, ",%zu,%zu,%.0f,", p->result.sizes.arrays, p->result.sizes.working, memory_formula(&p->what));
     if (!memory_is_naive((memory_method)method))
-        fprintf(out, "%zu,%zu", p->sizes.work, p->sizes.saved);
+        fprintf(out, "%zu,%zu", p->result.sizes.work, p->result.sizes.saved);
     else
         fputc(',', out);
     fputc(',', out);
@@ -131,13 +146,21 @@ static void write_verdict(FILE *out, const memory_sweep *s)
         if (ran_out(s, method))
             fprintf(out, "Out of memory under the limit of %.3g GiB: %s from n = %" PRId64 ".\n",
                     (double)s->limit / gibi, memory_names[method], ran_out(s, method));
-    fprintf(out,
+    if (!s->points[0][0].what.cuda)
+        fprintf(
+            out,
             "Outputs of the three differ by at most %.1e of the largest, gradients by %.1e, where all was "
             "computed.\n",
             worst[0], worst[1]);
-    fprintf(out, "Verdict: figure 2 %s.\n",
-            memory_figure_holds(s) ? "holds: by blocks the working memory grows no faster than n"
-                                   : "does not show at these n");
+    const int64_t from = memory_holds_from(s);
+    if (from)
+        fprintf(
+            out,
+            "Verdict: figure 2 holds: by blocks the working memory grows no faster than n, and is the least "
+            "from n = %" PRId64 " on.\n",
+            from);
+    else
+        fputs("Verdict: figure 2 does not show at these n.\n", out);
 }
 
 static int write_table(const memory_sweep *s, io_error *error)
@@ -148,13 +171,13 @@ static int write_table(const memory_sweep *s, io_error *error)
     FILE *out = out_stream(file);
     fprintf(out,
             "\nPeak of memory in MiB beyond inputs and outputs, d = %" PRId64
-            ", one head, float32 (*: allocated and written, not computed)\n%8s",
-            s->points[0][0].what.dim, "n");
+            ", one head, %s (*: allocated and written, not computed)\n%8s",
+            s->points[0][0].what.dim, place_of(s), "n");
     for (int method = 0; method < MEMORY_METHODS; method++)
         fprintf(out, " %20s", memory_names[method]);
     fprintf(out, " %10s %10s\n", "plan: work", "saved");
     for (int i = 0; i < s->count; i++) {
-        const memory_sizes *library = &s->points[MEMORY_BACKWARD][i].sizes;
+        const memory_sizes *library = &s->points[MEMORY_BACKWARD][i].result.sizes;
         fprintf(out, "%8" PRId64, s->points[0][i].what.length);
         for (int method = 0; method < MEMORY_METHODS; method++) {
             const memory_result *r = &s->points[method][i].result;
@@ -197,12 +220,12 @@ static void draw(FILE *out, const memory_sweep *s)
         "set lmargin at screen 0.18\nset rmargin at screen 0.96\nset tmargin at screen 0.925\n"
         "set bmargin at screen 0.34\n"
         "set key at screen 0.6,0.225 center top vertical maxrows 4 Left reverse samplen 2.4 width -4\n"
-        "set title \"{/:Bold working memory, d = %g}\" offset 0,-0.5\n"
+        "set title \"{/:Bold working memory %s, d = %g}\" offset 0,-0.5\n"
         "set label \"MiB beyond inputs and outputs\" at screen 0.03,0.64 center rotate\n"
         "set xlabel 'tokens, n (open marks: taken, not computed)' offset 0,0.6\nset logscale xy\nset format "
         "'10^{%%T}'\n"
         "set xrange [%g:%g]\nset yrange [*:%g]\n",
-        d, 0.8 * first, 1.25 * last, 4 * limit);
+        place_of(s), d, 0.8 * first, 1.25 * last, 4 * limit);
     for (int method = 0; method < MEMORY_METHODS; method++)
         write_marks(out, s, method);
     const double scale = sizeof(float) / mebi;

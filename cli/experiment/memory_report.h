@@ -8,7 +8,6 @@
 
 typedef struct memory_point {
     memory_case what;
-    memory_sizes sizes;
     memory_result result;
 } memory_point;
 
@@ -27,9 +26,9 @@ double memory_growth(const memory_sweep *s, memory_method method);
  * of the two was not computed. */
 double memory_difference(const memory_sweep *s, memory_method method, int index);
 
-/* Whether blocks grow no faster than n, keep less than the others wherever n > d, and differences grow as
- * n^2. */
-bool memory_figure_holds(const memory_sweep *s);
+/* The least length above d from which on blocks keep less than the others; 0 where there is none, or where
+ * blocks grow faster than n or differences not as n^2. */
+int64_t memory_holds_from(const memory_sweep *s);
 
 /* memory.csv and memory.svg into a directory, the table to standard output. */
 int memory_report(const memory_sweep *s, const char *directory, io_error *error);

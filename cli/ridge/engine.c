@@ -14,7 +14,6 @@ struct engine {
     lm_text *text;  /* the scorer's, or an encoder's own */
     memory room;
     matrix stream, x; /* the residual stream at the input of layer `at` under softmax; of an arm */
-    matrix wide;      /* room for rows of heads in float32, where the machine reads them narrower */
     int32_t *inputs;
     double *nll;
     float *base, *vector, *fetched; /* an encoder's, [windows] of softmax, of an arm; rows in host memory */
@@ -29,8 +28,6 @@ static void take_all(engine *e)
     const int64_t rows = e->plan->together * e->plan->choice.context;
     e->stream = memory_matrix(&e->room, e->on->dtype, 1, rows, c->width);
     e->x = memory_matrix(&e->room, e->on->dtype, 1, rows, c->width);
-    if (e->on->operand != LOAM_F32)
-        e->wide = memory_matrix(&e->room, LOAM_F32, 1, e->plan->choice.context, c->heads_q * c->head_dim);
 }
 
 static int open_text(engine *e, io_error *error)
@@ -144,16 +141,6 @@ int engine_heads(engine *e, int64_t layer, double ridge, int64_t rows, lm_heads 
     const int status = branch(e, &options, layer, layer + 1, rows, &x, error);
     if (!status) *heads = lm_text_heads(e->text, layer, rows);
     return status;
-}
-
-int engine_fetch(engine *e, float *to, matrix rows, io_error *error)
-{
-    matrix from = rows;
-    if (rows.dtype != LOAM_F32) {
-        from = matrix_dense(e->wide.data, LOAM_F32, 1, rows.rows, rows.width);
-        e->on->op->copy(e->on, from, rows);
-    }
-    return lm_model_fetch(e->model, to, from, error);
 }
 
 /* ---- values */

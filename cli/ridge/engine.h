@@ -21,7 +21,5 @@ int engine_values(engine *e, const ridge_arm *a, double *values, io_error *error
 /* What one layer's attention has and makes of the first rows of the window, where softmax is in those below
  * it, under LLA with this ridge; INFINITY: softmax. Valid until the next call. */
 int engine_heads(engine *e, int64_t layer, double ridge, int64_t rows, lm_heads *heads, io_error *error);
-/* Such rows, in host memory as float32. */
-int engine_fetch(engine *e, float *to, matrix rows, io_error *error);
 
 #endif

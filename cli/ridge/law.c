@@ -57,12 +57,6 @@ typedef struct law_rows {
     double *vbar, *first, *weights; /* weights: [rows of a thread's own][rows] */
 } law_rows;
 
-static double scale_of(const law_rows *r, int64_t layer)
-{
-    const double by_layer = r->config->scale_by_layer ? (double)(layer + 1) : 1;
-    return 1 / (sqrt((double)r->config->head_dim) * by_layer);
-}
-
 static void fill_rows(law_rows *r, int64_t layer)
 {
     const int64_t dim = r->config->head_dim, heads = r->config->heads_q, kv = r->config->heads_kv * dim;
@@ -72,7 +66,8 @@ static void fill_rows(law_rows *r, int64_t layer)
         for (int64_t h = 0; h < heads; h++) {
             const int64_t place = (i * heads + h) * dim, from = h / group * dim;
             law_row(r->q + place, r->k + from, r->v + from, r->plan->encoder ? r->rows : i + 1, kv, dim,
-                    scale_of(r, layer), r->weights + i * r->rows, r->vbar + place, r->first + place);
+                    lm_config_scale(r->config, layer), r->weights + i * r->rows, r->vbar + place,
+                    r->first + place);
         }
 }
 
@@ -92,14 +87,15 @@ static void compare(const law_rows *r, double ridge, double sums[2])
 static int measure_layer(engine *e, law_rows *r, int64_t layer, double sums[LAW_RIDGES][2], io_error *error)
 {
     lm_heads of;
+    const lm_model *const m = engine_model(e);
     int status = engine_heads(e, layer, INFINITY, r->rows, &of, error);
-    if (!status) status = engine_fetch(e, r->q, of.q, error);
-    if (!status) status = engine_fetch(e, r->k, of.k, error);
-    if (!status) status = engine_fetch(e, r->v, of.v, error);
+    if (!status) status = lm_model_fetch(m, r->q, of.q, error);
+    if (!status) status = lm_model_fetch(m, r->k, of.k, error);
+    if (!status) status = lm_model_fetch(m, r->v, of.v, error);
     if (!status) fill_rows(r, layer);
     for (int n = 0; !status && n < LAW_RIDGES; n++) {
         status = engine_heads(e, layer, law_ridges[n], r->rows, &of, error);
-        if (!status) status = engine_fetch(e, r->o, of.o, error);
+        if (!status) status = lm_model_fetch(m, r->o, of.o, error);
         if (!status) compare(r, law_ridges[n], sums[n]);
     }
     return status;

@@ -167,6 +167,27 @@ static void the_experiment_runs_on_a_gpu(void **state)
     }
 }
 
+/* What is measured is what was asked for: memory comes in pieces of 2 MiB, of which arrays may leave one. */
+static void memory_is_measured_on_a_gpu(void **state)
+{
+    (void)state;
+    static table t;
+    if (run_shell("command -v gnuplot").status) skip();
+    outcome result = run_loam("experiment memory --n 64,1024 --limit 0.25 --backend cuda --out memory.gpu");
+    expect_status(&result, 0);
+    read_table(&t, "memory.gpu/memory.csv");
+    assert_int_equal(t.count, 1 + 2 * 6);
+    for (int row = 1; row < t.count; row++) {
+        char end[16];
+        snprintf(end, sizeof end, "%s", cell(&t, row, "end"));
+        const double asked = atof(cell(&t, row, "asked_bytes")), got = atof(cell(&t, row, "working_bytes"));
+        const bool blocks = strncmp(cell(&t, row, "method"), "blocks", 6) == 0;
+        assert_string_equal(end, blocks ? "computed" : asked > 0.2 * (1 << 30) ? "out" : "taken");
+        if (strcmp(end, "out") != 0 && !(fabs(got - asked) < 4 * (1 << 20)))
+            fail_msg("%g bytes measured, %g asked for: %s", got, asked, t.line[row]);
+    }
+}
+
 static bool is_cuda(const char *kernel)
 {
     loam_kernel_info row;
@@ -228,9 +249,8 @@ int main(int argc, char **argv)
     }
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_mechanism_runs_on_a_gpu),
-        cmocka_unit_test(one_sequence_runs_on_a_gpu),
-        cmocka_unit_test(the_experiment_runs_on_a_gpu),
+        cmocka_unit_test(every_mechanism_runs_on_a_gpu), cmocka_unit_test(one_sequence_runs_on_a_gpu),
+        cmocka_unit_test(the_experiment_runs_on_a_gpu),  cmocka_unit_test(memory_is_measured_on_a_gpu),
         cmocka_unit_test(the_benchmark_runs_on_a_gpu),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);

@@ -234,18 +234,18 @@ static void test_conclusions(void **state)
     fill_sweep(s, 1);
     assert_true(fabs(memory_growth(s, MEMORY_DIFFERENCES) - 2) < 1e-4);
     assert_true(fabs(memory_growth(s, MEMORY_SYSTEMS) - 1) < 1e-4);
-    assert_true(memory_figure_holds(s));
+    assert_int_equal(memory_holds_from(s), 100);
     assert_true(fabs(memory_difference(s, MEMORY_SYSTEMS, 1) - 0.5 / 4) < 1e-6);
     assert_true(isnan(memory_difference(s, MEMORY_DIFFERENCES, 4)));
     s->points[MEMORY_BLOCKS][4].result.end = MEMORY_OUT;
-    assert_false(memory_figure_holds(s));
+    assert_int_equal(memory_holds_from(s), 0);
     fill_sweep(s, 1.2);
-    assert_false(memory_figure_holds(s));
+    assert_int_equal(memory_holds_from(s), 0);
     for (memory_method method = MEMORY_SYSTEMS; method <= MEMORY_SYSTEMS_BACKWARD;
          method += MEMORY_FORWARDS) {
         fill_sweep(s, 1);
         s->points[method][2].result.working = 10;
-        assert_false(memory_figure_holds(s));
+        assert_int_equal(memory_holds_from(s), 800);
     }
     for (int i = 1; i < 5; i++)
         s->points[MEMORY_SYSTEMS][i].result.end = MEMORY_OUT;

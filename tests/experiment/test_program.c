@@ -195,6 +195,8 @@ static void wrong_options_of_measurements(void **state)
         { "memory --limit 0", "--limit 0" },
         { "memory --limit 1000000", "the GiB that this machine has free" },
         { "memory --threads 0", "--threads 0" },
+        { "memory --backend gpu", "cpu or cuda" },
+        { "memory --dtype bf16", "expected f32 on the CPU" },
         { "memory --out ''", "--out" },
     };
     expect_refused(cases, sizeof cases / sizeof *cases);

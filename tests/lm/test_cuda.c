@@ -3,6 +3,7 @@
  * (test_model.c): tiny models of every architecture, in pieces, with other attention and types, by heads and
  * layers, as they were trained; and the program there. */
 #include "io/npy.h"
+#include "lm/capture.h"
 #include "lm/sample.h"
 #include "lm/score.h"
 #include "tests/cli/program.h"
@@ -547,6 +548,65 @@ static void test_pairs(void **state)
 /* ---- the program */
 
 /* A process takes its time to find a GPU: some models. */
+/* ---- queries and keys */
+
+typedef struct captured {
+    const lm_model *model;
+    float *rows;
+    int64_t used;
+} captured;
+
+static int keep(void *to, int64_t layer, const lm_heads *heads, io_error *error)
+{
+    captured *const c = to;
+    const matrix each[] = { heads->q, heads->k };
+    int status = 0;
+    (void)layer;
+    for (int n = 0; !status && n < 2; n++) {
+        status = lm_model_fetch(c->model, c->rows + c->used, each[n], error);
+        c->used += matrix_elements(each[n]);
+    }
+    return status;
+}
+
+/* Those of all layers, of a window that is the second. */
+static float *capture(machine on, int model, int64_t *count)
+{
+    const lm_options options = lm_options_default();
+    lm_capture *reader;
+    io_error error;
+    scene s;
+    open_scene(&s, on, path_of(model), &options);
+    const lm_config *c = lm_model_config(s.model);
+    *count = c->layers * TOKENS * (c->heads_q + c->heads_kv) * c->head_dim;
+    captured to = { s.model, calloc((size_t)*count, sizeof(float)), 0 };
+    assert_non_null(to.rows);
+    if (lm_capture_open(&reader, s.model, TOKENS, &error)) fail_msg("%s", error.text);
+    for (int window = 0; window < 2; window++) {
+        to.used = 0;
+        if (lm_capture_read(reader, s.tokens, TOKENS, keep, &to, &error)) fail_msg("%s", error.text);
+    }
+    assert_int_equal(to.used, *count);
+    lm_capture_close(reader);
+    close_scene(&s);
+    return to.rows;
+}
+
+static void test_capture(void **state)
+{
+    int64_t count;
+    (void)state;
+    for (int i = 0; i < MODELS; i++) {
+        float *want = capture(machine_cpu(LOAM_F32, 2), i, &count);
+        float *got = capture(open_gpu(LOAM_F32), i, &count);
+        float *narrow = capture(open_gpu(LOAM_BF16), i, &count);
+        expect_near(path_of(i), "queries and keys", distance(got, want, count), 1e-4);
+        expect_near(path_of(i), "queries and keys, bf16", distance(narrow, want, count), 0.05);
+        assert_true(distance(narrow, got, count) > 1e-6);
+        free(want), free(got), free(narrow);
+    }
+}
+
 static const int some[] = { 0, 2, 6 };
 enum { SOME = sizeof some / sizeof *some };
 
@@ -699,7 +759,7 @@ int main(void)
         cmocka_unit_test(test_pairs),   cmocka_unit_test(test_generate), cmocka_unit_test(test_eval),
         cmocka_unit_test(test_embed),   cmocka_unit_test(test_refusals), cmocka_unit_test(test_heads),
         cmocka_unit_test(test_changes), cmocka_unit_test(test_layers),   cmocka_unit_test(test_own),
-        cmocka_unit_test(test_ridge),
+        cmocka_unit_test(test_ridge),   cmocka_unit_test(test_capture),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }

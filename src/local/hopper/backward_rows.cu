@@ -195,6 +195,19 @@ static __device__ __forceinline__ bool load_means(const rows_system<DIM, DECAYED
     return two_parts;
 }
 
+/* Whether load_means is sure to find two parts: by one pair of columns, before anything else is loaded. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ bool is_surely_in_two_parts(const rows_system<DIM, DECAYED> &rs)
+{
+    bool found = false;
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float2 rho = rs.pair(rs.all.saved.rho, row, column_of(0, 2 * row));
+        found |= rounded<1>(rho.x) != rho.x || rounded<1>(rho.y) != rho.y;
+    }
+    return __syncthreads_or(found);
+}
+
 /* The first sweep, from do to b of the adjoint solve; and the ridge, where its unit is the largest p. */
 template <int PARTS, int DIM, bool DECAYED>
 static __device__ __forceinline__ void first_sweep(pairs_system<DIM, DECAYED> &sys, row_ridge &ridge,
@@ -347,6 +360,7 @@ static __device__ __forceinline__ bool rows_block(pairs_shared<DIM> &sm, rows_co
     rows_sums &sum = in_memory(sum_storage);
     cg_rows k_storage;
     cg_rows &cg = in_memory(k_storage);
+    if (PARTS == 1 && is_surely_in_two_parts(rows_system<DIM, DECAYED>(sys, all, count))) return false;
     load_block_rows(sys, sm, all.maps, count);
 
     bool wanted[2], two_parts = load_means(rows_system<DIM, DECAYED>(sys, all, count), sum);
