@@ -8,9 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Where logits lie in memory: rows of a model that have them at a time, 32 MiB with 8192 words, which a GPU
- * keeps in its cache; and gradients of logits, enough to keep it busy. */
-enum { LOGIT_ROWS = 1024, GRADIENT_ROWS = 8192 };
+/* Where logits lie in memory: the most rows of a model that have them at a time, and so many that a GPU keeps
+ * them in its cache, but those of a tile at least; and gradients of logits, enough to keep it busy. */
+enum { LOGIT_ROWS = 1024, LOGIT_BYTES = 32 << 20, LOGIT_TILE = 128, GRADIENT_ROWS = 8192 };
 enum { THINNEST = 16 };     /* of what Muon takes */
 enum { GPU_WIDEST = 1024 }; /* rows that a norm's backward there has in registers */
 
@@ -37,11 +37,14 @@ struct train_model {
     matrix out, dout; /* room for logits and their gradients; regression: predictions, then gradients */
     matrix results;
     void *order; /* of the batch's tokens */
+    /* Every token is an answer, in its own row: the last e is what is found, and de its gradient. */
+    bool everywhere;
 };
 
 /* ---- what is learned */
 
 static int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t most_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
 static parameter *add_parameter(train_model *m, const char *owner, int64_t number, const char *name,
                                 int64_t rows, int64_t width)
@@ -147,6 +150,12 @@ static void take_last(train_model *m)
                                                      : m->dfound;
 }
 
+static int64_t logit_rows(const train_model *m)
+{
+    const int64_t row = m->words * (m->on.dtype == LOAM_F64 ? 8 : 4), rows = LOGIT_BYTES / row;
+    return least_of(m->answers, least_of(LOGIT_ROWS, most_of(LOGIT_TILE, rows / LOGIT_TILE * LOGIT_TILE)));
+}
+
 static void take_all(train_model *m)
 {
     const model_shape *shape = &m->shape;
@@ -171,11 +180,12 @@ static void take_all(train_model *m)
         m->e[l] = take(m, m->tokens, d);
     m->de = take(m, m->tokens, d);
     m->de_operand = m->on.operand != m->on.dtype ? take_operand(m, m->tokens, d) : m->de;
-    m->found = take(m, answers, d), m->dfound = take(m, answers, d);
+    m->found = m->everywhere ? m->e[shape->layers] : take(m, answers, d);
+    m->dfound = m->everywhere ? m->de : take(m, answers, d);
     take_last(m);
     m->normed = take_operand(m, answers, d), m->dnormed = take(m, answers, d),
     m->norm = take(m, answers, m->mix.options.layer_norm ? 2 : 1);
-    m->out = words ? memory_matrix(&m->room, m->on.dtype, 1, least_of(answers, LOGIT_ROWS), m->words)
+    m->out = words ? memory_matrix(&m->room, m->on.dtype, 1, logit_rows(m), m->words)
                    : take(m, answers, shape->from.regression.dim_y);
     m->dout = memory_matrix(&m->room, m->on.operand, 1, words ? least_of(answers, GRADIENT_ROWS) : 0,
                             m->words);
@@ -236,6 +246,7 @@ loam_status model_create(train_model **made, const machine *on, const mixer *row
     m->words = source_words(&shape->from);
     m->tokens = shape->batch * source_length(&shape->from);
     m->answers = shape->batch * source_answers(&shape->from);
+    m->everywhere = options->mlp && shape->from.task == TRAIN_TEXT;
     const loam_status status = open_all(m, row, options, seeds, error);
     if (status)
         model_destroy(m);
@@ -451,7 +462,9 @@ static void judge_words(train_model *m, const train_batch *b, bool back)
     norm(m, m->normed, m->norm, m->found, m->last, m->last_bias);
     m->on.op->word_loss(&m->on, m->results, back ? m->dnormed : none, back ? table->g : none, m->normed,
                         table->w, targets, b->there.counts, m->out, m->dout);
-    if (back) norm_back(m, m->dfound, none, m->dnormed, m->found, m->norm, m->last, m->last_bias, false);
+    if (back)
+        norm_back(m, m->dfound, m->everywhere ? operand_of_de(m) : none, m->dnormed, m->found, m->norm,
+                  m->last, m->last_bias, false);
 }
 
 static void judge_regression(train_model *m, const train_batch *b, bool back)
@@ -482,7 +495,8 @@ static loam_status forward(train_model *m, const train_batch *b, bool back, loam
     for (int64_t l = 0; l < m->shape.layers && !status; l++)
         status = layer_forward(m, b, l, error);
     if (status) return status;
-    if (m->mix.options.mlp) m->on.op->gather(&m->on, m->found, m->e[m->shape.layers], at_of(m, b));
+    if (m->mix.options.mlp && !m->everywhere)
+        m->on.op->gather(&m->on, m->found, m->e[m->shape.layers], at_of(m, b));
     if (m->words > 0)
         judge_words(m, b, back);
     else
@@ -501,7 +515,7 @@ loam_status model_gradients(train_model *m, const train_batch *b, loam_error *er
         m->on.op->order_tokens(&m->on, m->order, tokens_of(m, b), m->shape.models, m->tokens, m->words);
     loam_status status = forward(m, b, true, error);
     if (status) return status;
-    if (m->mix.options.mlp) {
+    if (m->mix.options.mlp && !m->everywhere) {
         m->on.op->scatter(&m->on, m->de, m->dfound, at_of(m, b));
         if (operand_of_de(m).data) m->on.op->copy(&m->on, m->de_operand, m->de);
     }
