@@ -8,9 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Where logits lie in memory: the most rows of a model that have them at a time, and so many that a GPU keeps
- * them in its cache, but those of a tile at least; and gradients of logits, enough to keep it busy. */
-enum { LOGIT_ROWS = 1024, LOGIT_BYTES = 32 << 20, LOGIT_TILE = 128, GRADIENT_ROWS = 8192 };
+/* Rows of a model that have logits in memory at a time: on a CPU so few that 8192 words stay in its cache; on
+ * a GPU, as of gradients of logits, enough to keep it busy. */
+enum { LOGIT_ROWS = 1024, GRADIENT_ROWS = 8192 };
 enum { THINNEST = 16 };     /* of what Muon takes */
 enum { GPU_WIDEST = 1024 }; /* rows that a norm's backward there has in registers */
 
@@ -44,7 +44,6 @@ struct train_model {
 /* ---- what is learned */
 
 static int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t most_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
 static parameter *add_parameter(train_model *m, const char *owner, int64_t number, const char *name,
                                 int64_t rows, int64_t width)
@@ -150,17 +149,12 @@ static void take_last(train_model *m)
                                                      : m->dfound;
 }
 
-static int64_t logit_rows(const train_model *m)
-{
-    const int64_t row = m->words * (m->on.dtype == LOAM_F64 ? 8 : 4), rows = LOGIT_BYTES / row;
-    return least_of(m->answers, least_of(LOGIT_ROWS, most_of(LOGIT_TILE, rows / LOGIT_TILE * LOGIT_TILE)));
-}
-
 static void take_all(train_model *m)
 {
     const model_shape *shape = &m->shape;
     const int64_t d = shape->width, answers = m->answers;
     const bool words = m->words > 0;
+    const int64_t logits = least_of(answers, m->on.gpu ? GRADIENT_ROWS : LOGIT_ROWS);
     for (int i = 0; i < m->count; i++) {
         parameter *p = &m->list[i];
         const int64_t rows = p->x.rows, width = p->x.width;
@@ -185,7 +179,7 @@ static void take_all(train_model *m)
     take_last(m);
     m->normed = take_operand(m, answers, d), m->dnormed = take(m, answers, d),
     m->norm = take(m, answers, m->mix.options.layer_norm ? 2 : 1);
-    m->out = words ? memory_matrix(&m->room, m->on.dtype, 1, logit_rows(m), m->words)
+    m->out = words ? memory_matrix(&m->room, m->on.dtype, 1, logits, m->words)
                    : take(m, answers, shape->from.regression.dim_y);
     m->dout = memory_matrix(&m->room, m->on.operand, 1, words ? least_of(answers, GRADIENT_ROWS) : 0,
                             m->words);
@@ -364,12 +358,12 @@ static void mlp_forward(const train_model *m, int64_t l, matrix to)
     const matrix *value = layer->value, x = value[ACTIVE_MLP_X];
     parameter *const *array = layer->array;
     norm(m, x, value[ACTIVE_MLP_NORM], mlp_reads(m, l), array[ROLE_MLP_GAIN], array[ROLE_MLP_BIAS]);
-    on->op->product(on, value[ACTIVE_MLP_RAW], x, array[ROLE_MLP_1]->w, 0);
     if (array[ROLE_MLP_GATE]) {
+        on->op->product(on, value[ACTIVE_MLP_RAW], x, array[ROLE_MLP_1]->w, 0);
         on->op->product(on, value[ACTIVE_MLP_GATE], x, array[ROLE_MLP_GATE]->w, 0);
         on->op->output_gate(on, value[ACTIVE_MLP], value[ACTIVE_MLP_RAW], value[ACTIVE_MLP_GATE]);
     } else {
-        on->op->gelu(on, value[ACTIVE_MLP], value[ACTIVE_MLP_RAW]);
+        on->op->product_gelu(on, value[ACTIVE_MLP_RAW], value[ACTIVE_MLP], x, array[ROLE_MLP_1]->w);
     }
     add_branch(m, to, value[ACTIVE_BETWEEN], value[ACTIVE_MLP], array[ROLE_MLP_2]);
 }
@@ -380,12 +374,15 @@ static void mlp_backward(const train_model *m, const mixer_layer *layer)
     const machine *on = &m->on;
     const matrix *value = layer->value, *g = m->mix.gradient, x = value[ACTIVE_MLP_X];
     parameter *const *array = layer->array;
-    add_branch_back(m, g[ACTIVE_MLP], value[ACTIVE_MLP], m->de_operand, array[ROLE_MLP_2]);
-    if (array[ROLE_MLP_GATE])
+    if (array[ROLE_MLP_GATE]) {
+        add_branch_back(m, g[ACTIVE_MLP], value[ACTIVE_MLP], m->de_operand, array[ROLE_MLP_2]);
         on->op->output_gate_back(on, g[ACTIVE_MLP_RAW], g[ACTIVE_MLP_GATE], g[ACTIVE_MLP],
                                  value[ACTIVE_MLP_RAW], value[ACTIVE_MLP_GATE]);
-    else
-        on->op->gelu_back(on, g[ACTIVE_MLP_RAW], g[ACTIVE_MLP], value[ACTIVE_MLP_RAW]);
+    } else {
+        on->op->product(on, array[ROLE_MLP_2]->g, value[ACTIVE_MLP], m->de_operand, PRODUCT_A_TRANSPOSED);
+        on->op->product_gelu_back(on, g[ACTIVE_MLP_RAW], g[ACTIVE_MLP], m->de_operand, array[ROLE_MLP_2]->w,
+                                  value[ACTIVE_MLP_RAW]);
+    }
     on->op->product(on, array[ROLE_MLP_1]->g, x, g[ACTIVE_MLP_RAW], PRODUCT_A_TRANSPOSED);
     on->op->product(on, g[ACTIVE_MLP_X], g[ACTIVE_MLP_RAW], array[ROLE_MLP_1]->w, PRODUCT_B_TRANSPOSED);
     if (!array[ROLE_MLP_GATE]) return;

@@ -12,7 +12,7 @@
 struct view {
     char *data;
     int64_t model, row; /* strides in elements; row 0: one row for all */
-    int part;           /* 1; else columns of the others that share one of its own */
+    int part;           /* 1; else columns of the others that share one of its own, 0: all do */
     bool narrow;        /* bfloat16 */
 };
 
@@ -26,44 +26,70 @@ static inline view view_of(matrix a)
 static inline view view_shared(matrix a, int64_t part)
 {
     view v = view_of(a);
-    v.part = (int)part;
+    v.part = a.width == 1 ? 0 : (int)part;
     return v;
 }
 
 static inline bool view_aligned(view v)
 {
     const int64_t bytes = v.narrow ? 8 : 16;
-    return !v.data || v.part > 1 || (v.model % 4 == 0 && v.row % 4 == 0 && (intptr_t)v.data % bytes == 0);
+    return !v.data || v.part != 1 || (v.model % 4 == 0 && v.row % 4 == 0 && (intptr_t)v.data % bytes == 0);
 }
 
-/* N elements from column c of row i of model m on. */
+/* N elements from column c of row i of model m on, as they lie there, for `widen`: several are on their way
+ * together only where none is used before the last was asked for. */
 template <int N>
-static __device__ __forceinline__ void load(float *x, const view &v, int64_t m, int64_t i, int c)
+static __device__ __forceinline__ void fetch(float *x, const view &v, int64_t m, int64_t i, int c)
 {
-    if (!v.data) {
 #pragma unroll
-        for (int e = 0; e < N; e++)
-            x[e] = 0;
-        return;
-    }
+    for (int e = 0; e < N; e++)
+        x[e] = 0;
+    if (!v.data) return;
     const int64_t row = m * v.model + i * v.row;
     const float *wide = (const float *)v.data + row;
-    const __nv_bfloat16 *narrow = (const __nv_bfloat16 *)v.data + row;
+    const unsigned short *narrow = (const unsigned short *)v.data + row;
     if (N == 4 && v.part == 1) {
         if (v.narrow) {
-            const uint2 bits = *(const uint2 *)(narrow + c);
-            const float2 low = __bfloat1622float2(*(const __nv_bfloat162 *)&bits.x),
-                         high = __bfloat1622float2(*(const __nv_bfloat162 *)&bits.y);
-            x[0] = low.x, x[1 % N] = low.y, x[2 % N] = high.x, x[3 % N] = high.y;
+            const float2 bits = *(const float2 *)(narrow + c);
+            x[0] = bits.x, x[1 % N] = bits.y;
         } else {
             const float4 all = *(const float4 *)(wide + c);
             x[0] = all.x, x[1 % N] = all.y, x[2 % N] = all.z, x[3 % N] = all.w;
         }
         return;
     }
+    if (v.part == 0) {
+        x[0] = v.narrow ? __uint_as_float(narrow[0]) : wide[0];
+#pragma unroll
+        for (int e = 1; e < N; e++)
+            x[e] = x[0];
+        return;
+    }
 #pragma unroll
     for (int e = 0; e < N; e++)
-        x[e] = v.narrow ? __bfloat162float(narrow[(c + e) / v.part]) : wide[(c + e) / v.part];
+        x[e] = v.narrow ? __uint_as_float(narrow[(c + e) / v.part]) : wide[(c + e) / v.part];
+}
+
+/* What was fetched, as float32. */
+template <int N> static __device__ __forceinline__ void widen(float *x, const view &v)
+{
+    if (!v.narrow) return;
+    if (N == 4 && v.part == 1) {
+        const unsigned low = __float_as_uint(x[0]), high = __float_as_uint(x[1 % N]);
+        x[0] = __uint_as_float(low << 16), x[1 % N] = __uint_as_float(low & 0xffff0000u);
+        x[2 % N] = __uint_as_float(high << 16), x[3 % N] = __uint_as_float(high & 0xffff0000u);
+        return;
+    }
+#pragma unroll
+    for (int e = 0; e < N; e++)
+        x[e] = __uint_as_float(__float_as_uint(x[e]) << 16);
+}
+
+template <int N>
+static __device__ __forceinline__ void load(float *x, const view &v, int64_t m, int64_t i, int c)
+{
+    fetch<N>(x, v, m, i, c);
+    widen<N>(x, v);
 }
 
 template <int N>
@@ -137,7 +163,10 @@ static __device__ __forceinline__ void each_pack(const view (&out)[OUTS], const 
     float x[INS][N];
 #pragma unroll
     for (int k = 0; k < INS; k++)
-        load<N>(x[k], in[k], m, i, c);
+        fetch<N>(x[k], in[k], m, i, c);
+#pragma unroll
+    for (int k = 0; k < INS; k++)
+        widen<N>(x[k], in[k]);
     apply<N>(out, x, m, i, c, f);
 }
 
@@ -158,12 +187,16 @@ static __global__ void __launch_bounds__(EACH_THREADS)
         if (n >= all) continue;
 #pragma unroll
         for (int k = 0; k < INS; k++)
-            load<N>(x[p][k], in.at[k], blockIdx.y, i, (int)((n - i * packs) * N));
+            fetch<N>(x[p][k], in.at[k], blockIdx.y, i, (int)((n - i * packs) * N));
     }
 #pragma unroll
     for (int p = 0; p < PACKS; p++) {
         const unsigned n = first + p * EACH_THREADS, i = all == packs ? 0 : n / packs;
-        if (n < all) apply<N>(out.at, x[p], blockIdx.y, i, (int)((n - i * packs) * N), f);
+        if (n >= all) continue;
+#pragma unroll
+        for (int k = 0; k < INS; k++)
+            widen<N>(x[p][k], in.at[k]);
+        apply<N>(out.at, x[p], blockIdx.y, i, (int)((n - i * packs) * N), f);
     }
 }
 

@@ -7,7 +7,7 @@
 #include "train/cuda/each.cuh"
 #include "train/cuda/sort.cuh"
 
-enum { PIECE = 32, AHEAD = 8, WORD_THREADS = 128 }; /* rows that are read ahead */
+enum { PIECE = 64, AHEAD = 8, WORD_THREADS = 128 }; /* rows that are read ahead */
 
 typedef struct sorted {
     const int *key, *row; /* a word; its row in the model */
@@ -42,22 +42,26 @@ static __global__ void __launch_bounds__(WORD_THREADS)
         for (int k = 0; k < AHEAD; k++) {
             const int at = n + k;
             if (at >= count) continue;
-            load<1>(&x[k], g, m, rows[at], c);
-            if (keys[at + 1] != keys[at]) load<1>(&before[k], table, m, keys[at], c);
+            fetch<1>(&x[k], g, m, rows[at], c);
+            if (keys[at + 1] != keys[at]) fetch<1>(&before[k], table, m, keys[at], c);
         }
 #pragma unroll
         for (int k = 0; k < AHEAD; k++) {
             const int at = n + k;
             if (at >= count) break;
+            widen<1>(&x[k], g);
             sum += x[k];
             const bool goes_on = keys[at + 1] == keys[at];
             if (goes_on && at + 1 < count) continue;
-            if (!began)
+            if (!began) {
                 part_of(parts, s, (int)blockIdx.x, 0, width)[c] = sum;
-            else if (goes_on)
+            } else if (goes_on) {
                 part_of(parts, s, (int)blockIdx.x, 1, width)[c] = sum;
-            else
-                sum += before[k], store<1>(table, m, keys[at], c, &sum);
+            } else {
+                widen<1>(&before[k], table);
+                sum += before[k];
+                store<1>(table, m, keys[at], c, &sum);
+            }
             sum = 0, began = true;
         }
     }
@@ -89,10 +93,10 @@ static __global__ void __launch_bounds__(WORD_THREADS)
     if (keys[next] != key || (keys[first] == key && first > 0 && keys[first - 1] == key)) return;
     const int end = piece_after(keys, s, piece, key);
     float sum = part_of(parts, s, piece, 1, width)[c], before;
-    load<1>(&before, table, blockIdx.z, key, c);
 #pragma unroll 8
     for (int other = piece + 1; other < end; other++)
         sum += part_of(parts, s, other, 0, width)[c];
+    load<1>(&before, table, blockIdx.z, key, c);
     sum += before;
     store<1>(table, blockIdx.z, key, c, &sum);
 }

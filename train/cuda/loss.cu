@@ -68,8 +68,11 @@ struct logit_row {
 #pragma unroll
         for (int k = 0; k < ROW_PACKS; k++) {
             x[k][0] = x[k][1] = x[k][2] = x[k][3] = -INFINITY;
-            if (column(k) < width) load<4>(x[k], logits, m, i, column(k));
+            if (column(k) < width) fetch<4>(x[k], logits, m, i, column(k));
         }
+#pragma unroll
+        for (int k = 0; k < ROW_PACKS; k++)
+            if (column(k) < width) widen<4>(x[k], logits);
     }
     __device__ __forceinline__ float most() const
     {

@@ -3,9 +3,9 @@
  * rows in the same pass that makes those of the rows. */
 #include "train/cuda/sum.cuh"
 
-enum { NORM_THREADS = 256, NORM_ROWS = 64, NORM_SHARED = 64 << 10 }; /* rows of a block of the backward */
-enum { NORM_COLUMNS = 32 };                                          /* of a lane, in registers */
-enum { ROWS_AT_ONCE = 4 }; /* that a lane has where it has one pack of each: what it reads ahead */
+enum { NORM_THREADS = 256, NORM_SHARED = 64 << 10 };
+enum { NORM_COLUMNS = 32 }; /* of a lane, in registers */
+enum { ROWS_AT_ONCE = 4 };  /* that a lane has where it has one pack of each: what it reads ahead */
 
 /* Over the lanes that share a row; every lane has it. */
 static __device__ __forceinline__ float row_sum(float x, int lanes)
@@ -118,7 +118,7 @@ static __global__ void __launch_bounds__(NORM_THREADS) norm_rows_kernel(norm_vie
 #pragma unroll
         for (int k = 0; k < PACKS; k++) {
             const int c = (k * lanes + lane) * N;
-            if (first + n * per < v.s.rows && c < width) load<N>(x[n][k], v.x, m, first + n * per, c);
+            if (first + n * per < v.s.rows && c < width) fetch<N>(x[n][k], v.x, m, first + n * per, c);
         }
 #pragma unroll
     for (int k = 0; k < PACKS; k++) {
@@ -130,10 +130,12 @@ static __global__ void __launch_bounds__(NORM_THREADS) norm_rows_kernel(norm_vie
         const int i = first + n * per;
         float sum = 0, square = 0;
 #pragma unroll
-        for (int k = 0; k < PACKS; k++)
+        for (int k = 0; k < PACKS; k++) {
+            widen<N>(x[n][k], v.x);
 #pragma unroll
             for (int e = 0; e < N; e++)
                 sum += x[n][k][e];
+        }
         const float mean = KIND == NORM_LAYER ? row_sum(sum, lanes) / (float)width : 0;
 #pragma unroll
         for (int k = 0; k < PACKS; k++)
@@ -303,8 +305,12 @@ static __device__ void write_sums(float *partial, const float *sums, int width, 
 typedef struct norm_back_views {
     view dx, operand, g, x, stats, gain;
     norm_shape s;
+    int rows; /* of a block */
     bool add;
 } norm_back_views;
+
+/* Few enough that they keep a GPU busy, and else so many that little is left to sum over blocks. */
+static int rows_of_block(int64_t rows) { return rows > 1 << 15 ? 256 : 64; }
 
 /* What a lane has of a row: PACKS of N columns, in registers. */
 template <int N, int PACKS> struct row_packs {
@@ -312,15 +318,22 @@ template <int N, int PACKS> struct row_packs {
 
     __device__ __forceinline__ void read(const norm_back_views &v, int m, int i, int lane, bool centred)
     {
-        load<1>(&scale, v.stats, m, i, 0);
-        if (centred) load<1>(&shift, v.stats, m, i, 1);
+        fetch<1>(&scale, v.stats, m, i, 0);
+        if (centred) fetch<1>(&shift, v.stats, m, i, 1);
 #pragma unroll
         for (int k = 0; k < PACKS; k++) {
             const int c = (k * v.s.lanes + lane) * N;
             if (c >= v.s.width) continue;
-            load<N>(x[k], v.x, m, i, c), load<N>(g[k], v.g, m, i, c);
-            if (v.add) load<N>(to[k], v.dx, m, i, c);
+            fetch<N>(x[k], v.x, m, i, c), fetch<N>(g[k], v.g, m, i, c);
+            if (v.add) fetch<N>(to[k], v.dx, m, i, c);
         }
+    }
+    /* What was read, as float32. */
+    __device__ __forceinline__ void widen_all(const norm_back_views &v)
+    {
+#pragma unroll
+        for (int k = 0; k < PACKS; k++)
+            widen<N>(x[k], v.x), widen<N>(g[k], v.g), widen<N>(to[k], v.dx);
     }
 
     /* `along` = mean(g' y), `whole` = mean(g'). */
@@ -370,7 +383,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     extern __shared__ float sums[];
     const int lanes = v.s.lanes, width = v.s.width, groups = NORM_THREADS / lanes, m = (int)blockIdx.y;
     const int group = (int)threadIdx.x / lanes, lane = (int)threadIdx.x % lanes;
-    const int end = min((int)blockIdx.x * NORM_ROWS + NORM_ROWS, v.s.rows);
+    const int begin = (int)blockIdx.x * v.rows, end = min(begin + v.rows, v.s.rows);
     row_packs<N, PACKS> row[ROWS];
     norm_sums<N, PACKS> sum = {};
     float by[PACKS][N] = {};
@@ -378,7 +391,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     for (int k = 0; k < PACKS; k++)
         if ((k * lanes + lane) * N < width) load<N>(by[k], v.gain, m, 0, (k * lanes + lane) * N);
     /* All lanes go round equally often: they share sums. */
-    for (int first = (int)blockIdx.x * NORM_ROWS + group; first - group < end; first += groups * ROWS) {
+    for (int first = begin + group; first - group < end; first += groups * ROWS) {
 #pragma unroll
         for (int n = 0; n < ROWS; n++) {
             row[n] = {};
@@ -386,6 +399,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
         }
 #pragma unroll
         for (int n = 0; n < ROWS; n++) {
+            row[n].widen_all(v);
             sum.add(row[n], by);
             const float along = row_sum(sum.along, lanes) / (float)width,
                         whole = CENTRED ? row_sum(sum.whole, lanes) / (float)width : 0;
@@ -420,12 +434,13 @@ template <bool CENTRED>
 static void norm_back(const machine *on, matrix dx, matrix operand, matrix dgain, matrix dbias, matrix g,
                       matrix x, matrix stats, matrix gain, bool add)
 {
-    norm_back_views v = { view_of(dx),    view_of(operand), view_of(g), view_of(x),
-                          view_of(stats), view_of(gain),    {},         add };
+    norm_back_views v = { view_of(dx), view_of(operand),      view_of(g),
+                          view_of(x),  view_of(stats),        view_of(gain),
+                          {},          rows_of_block(x.rows), add };
     const bool four = x.width % 4 == 0 && view_aligned(v.dx) && view_aligned(v.operand) &&
                       view_aligned(v.g) && view_aligned(v.x) && view_aligned(v.gain);
     const norm_shape s = v.s = shape_of(x, four);
-    const dim3 grid = grid_of(x, NORM_ROWS);
+    const dim3 grid = grid_of(x, v.rows);
     const int64_t chunks = grid.x;
     const size_t sums = (size_t)(x.models * chunks * x.width),
                  shared = (size_t)((CENTRED ? 2 : 1) * NORM_THREADS / s.lanes * x.width) * sizeof(float);
