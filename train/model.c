@@ -358,12 +358,12 @@ static void mlp_forward(const train_model *m, int64_t l, matrix to)
     const matrix *value = layer->value, x = value[ACTIVE_MLP_X];
     parameter *const *array = layer->array;
     norm(m, x, value[ACTIVE_MLP_NORM], mlp_reads(m, l), array[ROLE_MLP_GAIN], array[ROLE_MLP_BIAS]);
+    on->op->product(on, value[ACTIVE_MLP_RAW], x, array[ROLE_MLP_1]->w, 0);
     if (array[ROLE_MLP_GATE]) {
-        on->op->product(on, value[ACTIVE_MLP_RAW], x, array[ROLE_MLP_1]->w, 0);
         on->op->product(on, value[ACTIVE_MLP_GATE], x, array[ROLE_MLP_GATE]->w, 0);
         on->op->output_gate(on, value[ACTIVE_MLP], value[ACTIVE_MLP_RAW], value[ACTIVE_MLP_GATE]);
     } else {
-        on->op->product_gelu(on, value[ACTIVE_MLP_RAW], value[ACTIVE_MLP], x, array[ROLE_MLP_1]->w);
+        on->op->gelu(on, value[ACTIVE_MLP], value[ACTIVE_MLP_RAW]);
     }
     add_branch(m, to, value[ACTIVE_BETWEEN], value[ACTIVE_MLP], array[ROLE_MLP_2]);
 }
@@ -374,15 +374,12 @@ static void mlp_backward(const train_model *m, const mixer_layer *layer)
     const machine *on = &m->on;
     const matrix *value = layer->value, *g = m->mix.gradient, x = value[ACTIVE_MLP_X];
     parameter *const *array = layer->array;
-    if (array[ROLE_MLP_GATE]) {
-        add_branch_back(m, g[ACTIVE_MLP], value[ACTIVE_MLP], m->de_operand, array[ROLE_MLP_2]);
+    add_branch_back(m, g[ACTIVE_MLP], value[ACTIVE_MLP], m->de_operand, array[ROLE_MLP_2]);
+    if (array[ROLE_MLP_GATE])
         on->op->output_gate_back(on, g[ACTIVE_MLP_RAW], g[ACTIVE_MLP_GATE], g[ACTIVE_MLP],
                                  value[ACTIVE_MLP_RAW], value[ACTIVE_MLP_GATE]);
-    } else {
-        on->op->product(on, array[ROLE_MLP_2]->g, value[ACTIVE_MLP], m->de_operand, PRODUCT_A_TRANSPOSED);
-        on->op->product_gelu_back(on, g[ACTIVE_MLP_RAW], g[ACTIVE_MLP], m->de_operand, array[ROLE_MLP_2]->w,
-                                  value[ACTIVE_MLP_RAW]);
-    }
+    else
+        on->op->gelu_back(on, g[ACTIVE_MLP_RAW], g[ACTIVE_MLP], value[ACTIVE_MLP_RAW]);
     on->op->product(on, array[ROLE_MLP_1]->g, x, g[ACTIVE_MLP_RAW], PRODUCT_A_TRANSPOSED);
     on->op->product(on, g[ACTIVE_MLP_X], g[ACTIVE_MLP_RAW], array[ROLE_MLP_1]->w, PRODUCT_B_TRANSPOSED);
     if (!array[ROLE_MLP_GATE]) return;

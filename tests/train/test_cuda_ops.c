@@ -651,52 +651,6 @@ static void test_narrow_products(void **state)
     check_products(LOAM_BF16);
 }
 
-/* ---- products with GELU: models, rows, inner and columns */
-
-static const int64_t gelu_products[][4] = {
-    { 1, 5, 3, 7 }, { 2, 130, 64, 40 }, { 1, 64, 128, 256 }, { 3, 100, 16, 72 }, { 1, 300, 512, 1024 },
-};
-
-/* Of bfloat16 what is rounded is rounded up to twice. */
-static void check_gelu_product(const machine *gpu, const int64_t *size)
-{
-    enum { RAW, RESULT, IN, BY, DX, BETWEEN, DOWN, ARRAYS };
-    const machine cpu = machine_cpu(LOAM_F64, 0);
-    const int64_t models = size[0], inner = size[2], width = size[3];
-    const shape s = { models, size[1], width };
-    const int64_t rows[ARRAYS] = { s.rows, s.rows, s.rows, inner, s.rows, s.rows, s.rows };
-    const int64_t widths[ARRAYS] = { width, width, inner, width, inner, inner, width };
-    array x[ARRAYS];
-    for (int i = 0; i < ARRAYS; i++)
-        x[i] = make_array(gpu, gpu->operand, models, rows[i], widths[i], 0, (uint64_t)i);
-    cpu.op->product_gelu_back(&cpu, x[DX].want, x[BETWEEN].want, x[DOWN].want, x[BY].want, x[IN].want);
-    gpu->op->product_gelu_back(gpu, x[DX].there, x[BETWEEN].there, x[DOWN].there, x[BY].there, x[IN].there);
-    cpu.op->product_gelu(&cpu, x[RAW].want, x[RESULT].want, x[IN].want, x[BY].want);
-    gpu->op->product_gelu(gpu, x[RAW].there, x[RESULT].there, x[IN].there, x[BY].there);
-    const double bound = 2 * bound_of(gpu->operand);
-    compare_within("product_gelu x", gpu, &s, 0, &x[RAW], bound);
-    compare_within("product_gelu y", gpu, &s, 1, &x[RESULT], bound);
-    compare_within("product_gelu_back", gpu, &s, 2, &x[DX], bound);
-    for (int i = 0; i < ARRAYS; i++)
-        free_array(&x[i]);
-}
-
-static void test_gelu_products(void **state)
-{
-    machine gpu;
-    loam_error error;
-    (void)state;
-    misses = 0;
-    for (int operand = LOAM_F32; operand <= LOAM_BF16; operand++) {
-        if (machine_cuda(&gpu, (loam_dtype)operand, &error)) fail_msg("%s", error.text);
-        for (size_t i = 0; i < sizeof gelu_products / sizeof *gelu_products; i++)
-            check_gelu_product(&gpu, gelu_products[i]);
-        machine_close(&gpu);
-    }
-    printf("products with GELU: %d misses\n", misses);
-    assert_int_equal(misses, 0);
-}
-
 /* ---- losses over words: models, rows, words and columns; sizes that tiles have, and others */
 
 static const int64_t word_losses[][4] = {
@@ -805,10 +759,9 @@ int main(int argc, char **argv)
     }
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_float),         cmocka_unit_test(test_narrow),
-        cmocka_unit_test(test_products),      cmocka_unit_test(test_narrow_products),
-        cmocka_unit_test(test_gelu_products), cmocka_unit_test(test_word_loss),
-        cmocka_unit_test(test_equal_logits),
+        cmocka_unit_test(test_float),     cmocka_unit_test(test_narrow),
+        cmocka_unit_test(test_products),  cmocka_unit_test(test_narrow_products),
+        cmocka_unit_test(test_word_loss), cmocka_unit_test(test_equal_logits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -209,15 +209,3 @@ void REAL(product_onto)(const machine *on, matrix out, matrix base, matrix a, ma
     REAL(copy)(on, out, base);
     REAL(product)(on, out, a, b, PRODUCT_ADD);
 }
-
-void REAL(product_gelu)(const machine *on, matrix x, matrix y, matrix a, matrix b)
-{
-    REAL(product)(on, x, a, b, 0);
-    REAL(gelu)(on, y, x);
-}
-
-void REAL(product_gelu_back)(const machine *on, matrix dx, matrix between, matrix g, matrix b, matrix x)
-{
-    REAL(product)(on, between, g, b, PRODUCT_B_TRANSPOSED);
-    REAL(gelu_back)(on, dx, between, x);
-}

@@ -36,8 +36,41 @@ static inline bool view_aligned(view v)
     return !v.data || v.part != 1 || (v.model % 4 == 0 && v.row % 4 == 0 && (intptr_t)v.data % bytes == 0);
 }
 
-/* N elements from column c of row i of model m on, as they lie there, for `widen`: several are on their way
- * together only where none is used before the last was asked for. */
+/* Which of its own columns column c of the others shares. */
+static __device__ __forceinline__ int column_of(const view &v, int c) { return v.part == 0 ? 0 : c / v.part; }
+
+/* N elements from column c of row i of model m on. */
+template <int N>
+static __device__ __forceinline__ void load(float *x, const view &v, int64_t m, int64_t i, int c)
+{
+    if (!v.data) {
+#pragma unroll
+        for (int e = 0; e < N; e++)
+            x[e] = 0;
+        return;
+    }
+    const int64_t row = m * v.model + i * v.row;
+    const float *wide = (const float *)v.data + row;
+    const __nv_bfloat16 *narrow = (const __nv_bfloat16 *)v.data + row;
+    if (N == 4 && v.part == 1) {
+        if (v.narrow) {
+            const uint2 bits = *(const uint2 *)(narrow + c);
+            const float2 low = __bfloat1622float2(*(const __nv_bfloat162 *)&bits.x),
+                         high = __bfloat1622float2(*(const __nv_bfloat162 *)&bits.y);
+            x[0] = low.x, x[1 % N] = low.y, x[2 % N] = high.x, x[3 % N] = high.y;
+        } else {
+            const float4 all = *(const float4 *)(wide + c);
+            x[0] = all.x, x[1 % N] = all.y, x[2 % N] = all.z, x[3 % N] = all.w;
+        }
+        return;
+    }
+#pragma unroll
+    for (int e = 0; e < N; e++)
+        x[e] = v.narrow ? __bfloat162float(narrow[column_of(v, c + e)]) : wide[column_of(v, c + e)];
+}
+
+/* The same in two steps, so that several arrays are on their way together: `load` widens bfloat16 at once,
+ * and waits for it. fetch: as they lie there, in the first registers; widen: as float32. */
 template <int N>
 static __device__ __forceinline__ void fetch(float *x, const view &v, int64_t m, int64_t i, int c)
 {
@@ -58,19 +91,11 @@ static __device__ __forceinline__ void fetch(float *x, const view &v, int64_t m,
         }
         return;
     }
-    if (v.part == 0) {
-        x[0] = v.narrow ? __uint_as_float(narrow[0]) : wide[0];
-#pragma unroll
-        for (int e = 1; e < N; e++)
-            x[e] = x[0];
-        return;
-    }
 #pragma unroll
     for (int e = 0; e < N; e++)
-        x[e] = v.narrow ? __uint_as_float(narrow[(c + e) / v.part]) : wide[(c + e) / v.part];
+        x[e] = v.narrow ? __uint_as_float(narrow[column_of(v, c + e)]) : wide[column_of(v, c + e)];
 }
 
-/* What was fetched, as float32. */
 template <int N> static __device__ __forceinline__ void widen(float *x, const view &v)
 {
     if (!v.narrow) return;
@@ -83,13 +108,6 @@ template <int N> static __device__ __forceinline__ void widen(float *x, const vi
 #pragma unroll
     for (int e = 0; e < N; e++)
         x[e] = __uint_as_float(__float_as_uint(x[e]) << 16);
-}
-
-template <int N>
-static __device__ __forceinline__ void load(float *x, const view &v, int64_t m, int64_t i, int c)
-{
-    fetch<N>(x, v, m, i, c);
-    widen<N>(x, v);
 }
 
 template <int N>

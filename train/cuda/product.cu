@@ -43,8 +43,7 @@ typedef struct factor {
 } factor;
 
 typedef struct lt_shape {
-    factor a, b, out, beside; /* beside: what an epilogue reads or writes */
-    int64_t epilogue;
+    factor a, b, out;
     int64_t narrow_operands, narrow_out, left, right; /* bfloat16; transposed */
     int64_t pieces;                                   /* that the sum is split into */
     int64_t a_piece, b_piece, out_piece;              /* strides of pieces */
@@ -155,17 +154,6 @@ static cublasStatus_t lay_out(const products *p, cublasLtMatrixLayout_t *layout,
     return status ? status : set_batch(p, *layout, count, stride);
 }
 
-static cublasStatus_t describe_epilogue(const products *p, lt_plan *plan)
-{
-    const cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)plan->shape.epilogue;
-    const int64_t row = plan->shape.beside.row;
-    const cublasStatus_t status = p->call.MatmulDescSetAttribute(plan->how, CUBLASLT_MATMUL_DESC_EPILOGUE,
-                                                                 &epilogue, sizeof epilogue);
-    return status ? status
-                  : p->call.MatmulDescSetAttribute(plan->how, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &row,
-                                                   sizeof row);
-}
-
 static cublasStatus_t describe(const products *p, lt_plan *plan)
 {
     const lt_shape *s = &plan->shape;
@@ -177,7 +165,6 @@ static cublasStatus_t describe(const products *p, lt_plan *plan)
     if (!status)
         status = p->call.MatmulDescSetAttribute(plan->how, CUBLASLT_MATMUL_DESC_TRANSB, &second,
                                                 sizeof second);
-    if (!status && s->epilogue != CUBLASLT_EPILOGUE_DEFAULT) status = describe_epilogue(p, plan);
     if (!status) status = lay_out(p, &plan->a, s->a, s->narrow_operands, s->pieces, s->a_piece);
     if (!status) status = lay_out(p, &plan->b, s->b, s->narrow_operands, s->pieces, s->b_piece);
     return status ? status : lay_out(p, &plan->out, s->out, s->narrow_out, s->pieces, s->out_piece);
@@ -248,7 +235,6 @@ static cublasStatus_t make_plan(const products *p, lt_plan *plan)
     return status ? status : set_batch(p, plan->out, count, plan->batch.out);
 }
 
-/* NULL: there is none, which is an error but of an epilogue. */
 static const lt_plan *plan_of(machine_gpu *gpu, const lt_shape *shape, const lt_batch *batch)
 {
     products *p = gpu->made;
@@ -265,7 +251,6 @@ static const lt_plan *plan_of(machine_gpu *gpu, const lt_shape *shape, const lt_
     plan->shape = *shape, plan->batch = *batch;
     const cublasStatus_t status = make_plan(p, plan);
     if (status == CUBLAS_STATUS_SUCCESS) return p->count++, plan;
-    if (shape->epilogue != CUBLASLT_EPILOGUE_DEFAULT) return forget(p, plan), (lt_plan *)NULL;
     char text[160];
     snprintf(text, sizeof text, "status %d for [%lld][%lld] = %s[%lld][%lld] %s[%lld][%lld]", (int)status,
              (long long)shape->out.rows, (long long)shape->out.width, shape->left ? "transposed " : "",
@@ -320,7 +305,6 @@ static void multiply(const machine *on, matrix out, matrix base, matrix a, matri
     assert(!base.data || (base.dtype == out.dtype && base.row == out.row && base.model == out.model));
     const int64_t inner = how & PRODUCT_A_TRANSPOSED ? a.rows : a.width, models = out.models;
     lt_shape s = {};
-    s.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     s.left = how & PRODUCT_A_TRANSPOSED ? 1 : 0, s.right = how & PRODUCT_B_TRANSPOSED ? 1 : 0;
     s.narrow_operands = a.dtype == LOAM_BF16, s.narrow_out = out.dtype == LOAM_BF16;
     s.pieces = pieces;
@@ -412,44 +396,4 @@ extern "C" void cuda_product_onto(const machine *on, matrix out, matrix base, ma
     room = as_operand(on, &a, type, room);
     (void)as_operand(on, &b, type, room);
     multiply(on, out, base, a, b, 0, 1);
-}
-
-/* out = a b with an epilogue that reads or writes `beside`, a model at a time; false: cuBLASLt has none. */
-static bool with_epilogue(const machine *on, matrix out, matrix beside, matrix a, matrix b, unsigned how,
-                          cublasLtEpilogue_t epilogue)
-{
-    const products *p = on->gpu->made;
-    if (a.dtype != LOAM_BF16 || b.dtype != LOAM_BF16 || out.dtype != LOAM_BF16 || beside.dtype != LOAM_BF16)
-        return false;
-    lt_shape s = {};
-    s.right = how & PRODUCT_B_TRANSPOSED ? 1 : 0;
-    s.narrow_operands = s.narrow_out = s.pieces = 1;
-    s.epilogue = epilogue;
-    s.a = factor_of(a, 0), s.b = factor_of(b, 0), s.out = factor_of(out, 0), s.beside = factor_of(beside, 0);
-    const lt_batch batch = { 1, 0, 0, 0 };
-    const lt_plan *plan = s.beside.aligned == 16 && s.out.aligned == 16 ? plan_of(on->gpu, &s, &batch) : NULL;
-    if (!plan) return false;
-    for (int64_t m = 0; m < out.models; m++) {
-        void *const at = matrix_model(beside, m).data;
-        const cublasStatus_t status = p->call.MatmulDescSetAttribute(
-            plan->how, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &at, sizeof at);
-        if (status) gpu_fail(on->gpu, "cublasLtMatmul", "no epilogue");
-        launch(on, plan, matrix_model(out, m), NULL, matrix_model(a, m), matrix_model(b, m));
-    }
-    return true;
-}
-
-extern "C" void cuda_product_gelu(const machine *on, matrix x, matrix y, matrix a, matrix b)
-{
-    if (with_epilogue(on, y, x, a, b, 0, CUBLASLT_EPILOGUE_GELU_AUX)) return;
-    cuda_product(on, x, a, b, 0);
-    cuda_gelu(on, y, x);
-}
-
-extern "C" void cuda_product_gelu_back(const machine *on, matrix dx, matrix between, matrix g, matrix b,
-                                       matrix x)
-{
-    if (with_epilogue(on, dx, x, g, b, PRODUCT_B_TRANSPOSED, CUBLASLT_EPILOGUE_DGELU)) return;
-    cuda_product(on, between, g, b, PRODUCT_B_TRANSPOSED);
-    cuda_gelu_back(on, dx, between, x);
 }

@@ -58,9 +58,8 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     if (n >= all) return;
     const int i = (int)(n / packs), c = (int)(n % packs) * N;
     float x[N], more[N];
-    fetch<N>(x, table, m, number_of(tokens, m, i), c);
-    fetch<N>(more, positions, m, i % length, c);
-    widen<N>(x, table), widen<N>(more, positions);
+    load<N>(x, table, m, number_of(tokens, m, i), c);
+    load<N>(more, positions, m, i % length, c);
 #pragma unroll
     for (int k = 0; k < N; k++)
         x[k] += more[k];
