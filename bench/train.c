@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  * loam-train [MIXER...]: GPU time of a step of training: recall with 8192 words, 2 layers 128 wide, 256
  * examples of 64 or 512 tokens, alone and in stacks; of mixers that are named also which operations it goes
- * to. The step is a recording, replayed; the shares are of one that is launched while the stream waits, with
- * events around each operation, so that the host has no part in them. */
+ * to. loam-train 34m MIXER...: the same of `loam lm train --size 34m`, 128 windows of 1024 tokens. The step
+ * is a recording, replayed; the shares are of one that is launched while the stream waits, with events around
+ * each operation, so that the host has no part in them. */
 #include "bench/train_times.h"
 #include "cli/device.h"
 #include "train/model.h"
@@ -14,7 +15,16 @@
 #include <string.h>
 #include <time.h>
 
-enum { BATCH = 256, REPLAYS = 40, MOST_MODELS = 16, HELD_MS = 60 };
+enum { BATCH = 256, EXAMPLES = 120000, MOST_MODELS = 16, HELD_MS = 60 };
+enum { TEXT_WORDS = 16384, TEXT_TOKENS = 1 << 20 };
+
+/* What is timed: a model with its options, and how many replays. */
+typedef struct work {
+    const char *name;
+    model_shape shape;
+    mixer_options mixing;
+    int replays;
+} work;
 
 typedef struct rig {
     machine on;
@@ -26,47 +36,67 @@ typedef struct rig {
 
 static int fail(const char *what, const char *text) { return fprintf(stderr, "%s: %s\n", what, text), 1; }
 
-static model_shape shape_of(int64_t models, int64_t length)
+static work recall_work(int64_t models, int64_t length)
 {
-    return (model_shape){ .from = { .task = TRAIN_RECALL,
-                                    .recall = { .length = length, .words = 8192, .fill = true },
-                                    .part = { { length / 16, { 20000, 1000 } },
-                                              { length / 8, { 40000, 1000 } },
-                                              { length / 4, { 60000, 1000 } } } },
-                          .models = models,
-                          .batch = BATCH,
-                          .layers = 2,
-                          .width = 128,
-                          .heads = 2 };
+    const train_source from = { .task = TRAIN_RECALL,
+                                .recall = { .length = length, .words = 8192, .fill = true },
+                                .part = { { length / 16, { 20000, 1000 } },
+                                          { length / 8, { 40000, 1000 } },
+                                          { length / 4, { 60000, 1000 } } } };
+    return (work){ .name = "recall",
+                   .shape = { from, models, BATCH, .layers = 2, .width = 128, .heads = 2 },
+                   .mixing = { .ridge_least = 0.01, .ridge_most = 1 },
+                   .replays = 40 };
+}
+
+/* What `loam lm train --size 34m` trains, on words of which, as in texts, some are frequent: the cube of a
+ * uniform number. */
+static work text_work(uint16_t *tokens)
+{
+    const text_shape text = { 1024, TEXT_WORDS, { tokens, tokens }, { TEXT_TOKENS, TEXT_TOKENS }, 0 };
+    const train_source from = { .task = TRAIN_TEXT, .text = text, .part = { { 0, { EXAMPLES, 0 } } } };
+    const mixer_options gpt2 = {
+        .ridge_least = 0.01, .ridge_most = 1, .layer_norm = true, .mlp = true, .short_filter = true
+    };
+    uint64_t state = 1;
+    for (int i = 0; i < TEXT_TOKENS; i++) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        const double part = (double)(state >> 11) * 0x1p-53;
+        tokens[i] = (uint16_t)(part * part * part * TEXT_WORDS);
+    }
+    return (work){ .name = "34m",
+                   .shape = { from, .models = 1, .batch = 128, .layers = 8, .width = 512, .heads = 8 },
+                   .mixing = gpt2,
+                   .replays = 10 };
 }
 
 static void fill(rig *r)
 {
-    int32_t order[120000], examples[BATCH];
-    train_epoch_order(1, TRAIN_RECALL, 0, 120000, order);
+    int32_t order[EXAMPLES], examples[BATCH];
+    train_epoch_order(1, r->shape.from.task, 0, EXAMPLES, order);
     memcpy(examples, order, sizeof examples);
     for (int64_t m = 0; m < r->shape.models; m++)
         batch_fill(&r->data, m, &r->data.from, 1, TRAIN_SPLIT_TRAIN, examples);
     batch_send(&r->data);
 }
 
-static int rig_open(rig *r, const mixer *row, int64_t models, int64_t length, loam_dtype dtype, bool timed)
+static int rig_open(rig *r, const mixer *row, const work *w, bool timed)
 {
-    static const mixer_options usual = { .ridge_least = 0.01, .ridge_most = 1 };
     const optimiser_options how = { .warm = 100, .steps = 4000, .decay = 0.1, .clip = 1 };
     double peak[MOST_MODELS];
     uint64_t seeds[MOST_MODELS];
     loam_error error;
     int count;
-    *r = (rig){ .shape = shape_of(models, length) };
+    *r = (rig){ .shape = w->shape };
     for (int m = 0; m < MOST_MODELS; m++)
         peak[m] = 1e-3, seeds[m] = 1;
-    if (machine_cuda(&r->on, dtype, &error)) return fail("machine", error.text);
+    if (machine_cuda(&r->on, LOAM_BF16, &error)) return fail("machine", error.text);
     if (timed) r->on.op = train_times_wrap(&r->on);
-    if (model_create(&r->net, &r->on, row, &r->shape, &usual, seeds, &error))
+    if (model_create(&r->net, &r->on, row, &r->shape, &w->mixing, seeds, &error))
         return fail(row->name, error.text);
     parameter *list = model_parameters(r->net, &count);
-    if (!batch_open(&r->data, &r->on, &r->shape.from, models, BATCH)) return fail("batch", "out of memory");
+    if (!batch_open(&r->data, &r->on, &r->shape.from, r->shape.models, r->shape.batch))
+        return fail("batch", "out of memory");
     if (!optimiser_open(&r->o, &r->on, list, count, &how, peak, NULL))
         return fail("optimiser", "out of memory");
     fill(r);
@@ -106,7 +136,7 @@ static double now(void)
 }
 
 /* Milliseconds of a recorded step. */
-static int time_steps(rig *r, double *each)
+static int time_steps(rig *r, int replays, double *each)
 {
     cudaEvent_t begin, end;
     cudaStream_t stream = machine_stream(&r->on);
@@ -120,14 +150,14 @@ static int time_steps(rig *r, double *each)
         machine_replay(&r->on, recorded);
     cudaEventCreate(&begin), cudaEventCreate(&end);
     cudaEventRecord(begin, stream);
-    for (int i = 0; i < REPLAYS; i++)
+    for (int i = 0; i < replays; i++)
         machine_replay(&r->on, recorded);
     cudaEventRecord(end, stream);
     if (wait_for(r)) return 1;
     cudaEventElapsedTime(&took, begin, end);
     cudaEventDestroy(begin), cudaEventDestroy(end);
     machine_forget(recorded);
-    *each = (double)took / REPLAYS;
+    *each = (double)took / replays;
     return 0;
 }
 
@@ -145,23 +175,24 @@ static int show_shares(rig *r, double whole)
     train_times_reset();
     cudaLaunchHostFunc(machine_stream(&r->on), sleep_here, NULL);
     if (step(r)) return 1;
-    train_times_print(&r->on, whole, 0.01);
+    train_times_print(&r->on, whole, 0.002);
     return wait_for(r);
 }
 
-static int measure(const mixer *row, int64_t models, int64_t length, loam_dtype dtype, bool shares)
+static int measure(const mixer *row, const work *w, bool shares)
 {
+    const int64_t length = source_length(&w->shape.from);
     rig r;
     double each = 0;
-    if (rig_open(&r, row, models, length, dtype, false)) return 1;
-    int failed = step(&r) || wait_for(&r) || time_steps(&r, &each);
+    if (rig_open(&r, row, w, false)) return 1;
+    int failed = step(&r) || wait_for(&r) || time_steps(&r, w->replays, &each);
     rig_close(&r);
     if (failed) return 1;
-    const double tokens = (double)(models * BATCH * length);
-    printf("%-14s %s T %3d, models %2d: %8.3f ms a step, %7.2f M tokens/s, %6.2f ns a token\n", row->name,
-           loam_dtype_name(dtype), (int)length, (int)models, each, 1e-3 * tokens / each, 1e6 * each / tokens);
+    const double tokens = (double)(w->shape.models * w->shape.batch * length);
+    printf("%-14s %s T %4d, models %2d: %8.3f ms a step, %7.2f M tokens/s, %6.2f ns a token\n", row->name,
+           w->name, (int)length, (int)w->shape.models, each, 1e-3 * tokens / each, 1e6 * each / tokens);
     if (shares) {
-        if (rig_open(&r, row, models, length, dtype, true)) return 1;
+        if (rig_open(&r, row, w, true)) return 1;
         failed = show_shares(&r, each);
         rig_close(&r);
     }
@@ -169,17 +200,37 @@ static int measure(const mixer *row, int64_t models, int64_t length, loam_dtype 
     return failed;
 }
 
-int main(int count, char **names)
+static int measure_recall(const mixer *row, bool shares)
 {
     static const int64_t shapes[][2] = { { 1, 64 }, { 16, 64 }, { 1, 512 }, { 2, 512 } };
+    int failed = 0;
+    for (int i = 0; i < 4; i++) {
+        const work w = recall_work(shapes[i][0], shapes[i][1]);
+        failed |= measure(row, &w, shares);
+    }
+    return failed;
+}
+
+static int measure_text(const mixer *row)
+{
+    uint16_t *tokens = malloc(TEXT_TOKENS * sizeof *tokens);
+    if (!tokens) return fail("tokens", "out of memory");
+    const work w = text_work(tokens);
+    const int failed = measure(row, &w, true);
+    free(tokens);
+    return failed;
+}
+
+int main(int count, char **names)
+{
+    const bool text = count > 1 && strcmp(names[1], "34m") == 0;
     int failed = 0;
     if (!device_count()) return fail("loam-train", "no CUDA device");
     for (const mixer *row = mixers; row->name; row++) {
         bool asked = count == 1;
-        for (int i = 1; i < count; i++)
+        for (int i = 1 + text; i < count; i++)
             asked = asked || strcmp(names[i], row->name) == 0;
-        for (int i = 0; i < 4 && asked; i++)
-            failed |= measure(row, shapes[i][0], shapes[i][1], LOAM_BF16, count > 1);
+        if (asked) failed |= text ? measure_text(row) : measure_recall(row, count > 1);
     }
     return failed;
 }

@@ -7,17 +7,18 @@ extern "C" {
 #include <stdio.h>
 #include <string.h>
 
-enum { ROOM = 1024 };
+enum { ROOM = 4096 };
 
 typedef struct span {
     char name[64];
     cudaEvent_t begin, end;
     float milliseconds;
+    bool inside; /* another, whose time has this one's */
 } span;
 
 static struct {
     span at[ROOM];
-    int count;
+    int count, open;
 } spans;
 
 static span *begin_span(const machine *on, const char *name)
@@ -25,14 +26,17 @@ static span *begin_span(const machine *on, const char *name)
     if (spans.count == ROOM) return NULL;
     span *s = &spans.at[spans.count++];
     if (!s->begin) cudaEventCreate(&s->begin), cudaEventCreate(&s->end);
-    snprintf(s->name, sizeof s->name, "%s", name);
+    s->inside = spans.open++ > 0;
+    snprintf(s->name, sizeof s->name, "%s%s", s->inside ? "  " : "", name);
     cudaEventRecord(s->begin, (cudaStream_t)machine_stream(on));
     return s;
 }
 
 static void end_span(const machine *on, span *s)
 {
-    if (s) cudaEventRecord(s->end, (cudaStream_t)machine_stream(on));
+    if (!s) return;
+    cudaEventRecord(s->end, (cudaStream_t)machine_stream(on));
+    spans.open--;
 }
 
 /* What tells apart operations of one name. */
@@ -88,13 +92,19 @@ static const float apart = 0.012f;
 /* Gaps, as spans of their own behind the others, named after what ran before them. */
 static int add_gaps(int count)
 {
-    int all = count;
-    for (int i = 0; i + 1 < count && all < ROOM; i++) {
+    int all = count, last = 0;
+    for (int i = 1; i < count && all < ROOM; i++) {
         float gap;
-        cudaEventElapsedTime(&gap, spans.at[i].end, spans.at[i + 1].begin);
-        if (gap < apart) continue;
-        snprintf(spans.at[all].name, sizeof spans.at[all].name, "attention after %.40s", spans.at[i].name);
-        spans.at[all++].milliseconds = gap;
+        if (spans.at[i].inside) continue;
+        cudaEventElapsedTime(&gap, spans.at[last].end, spans.at[i].begin);
+        if (gap >= apart) {
+            char before[48];
+            snprintf(before, sizeof before, "%.40s", spans.at[last].name);
+            snprintf(spans.at[all].name, sizeof spans.at[all].name, "attention after %s", before);
+            spans.at[all].inside = false;
+            spans.at[all++].milliseconds = gap;
+        }
+        last = i;
     }
     return all;
 }
@@ -121,10 +131,10 @@ extern "C" void train_times_print(const machine *on, double whole, double least)
                 if (k < i) break;
                 sum += spans.at[k].milliseconds, count++;
             }
-        total += sum;
+        if (!spans.at[i].inside) total += sum;
         if (sum >= least * whole)
             printf("    %-44s %3d x %8.4f ms %6.1f %%\n", spans.at[i].name, count, sum, 100 * sum / all);
-        else
+        else if (!spans.at[i].inside)
             rest += sum;
     }
     printf("    %-44s       %8.4f ms %6.1f %%\n", "smaller ones", rest, 100 * rest / all);

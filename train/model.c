@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Where logits lie in memory: rows of a model that have them at a time, 32 MiB with 8192 words, which a GPU
- * keeps in its cache; and gradients of logits, enough to keep it busy. */
+/* Rows of a model that have logits in memory at a time: on a CPU so few that 8192 words stay in its cache; on
+ * a GPU, as of gradients of logits, enough to keep it busy. */
 enum { LOGIT_ROWS = 1024, GRADIENT_ROWS = 8192 };
 enum { THINNEST = 16 };     /* of what Muon takes */
 enum { GPU_WIDEST = 1024 }; /* rows that a norm's backward there has in registers */
@@ -37,6 +37,8 @@ struct train_model {
     matrix out, dout; /* room for logits and their gradients; regression: predictions, then gradients */
     matrix results;
     void *order; /* of the batch's tokens */
+    /* Every token is an answer, in its own row: the last e is what is found, and de its gradient. */
+    bool everywhere;
 };
 
 /* ---- what is learned */
@@ -152,6 +154,7 @@ static void take_all(train_model *m)
     const model_shape *shape = &m->shape;
     const int64_t d = shape->width, answers = m->answers;
     const bool words = m->words > 0;
+    const int64_t logits = least_of(answers, m->on.gpu ? GRADIENT_ROWS : LOGIT_ROWS);
     for (int i = 0; i < m->count; i++) {
         parameter *p = &m->list[i];
         const int64_t rows = p->x.rows, width = p->x.width;
@@ -171,11 +174,12 @@ static void take_all(train_model *m)
         m->e[l] = take(m, m->tokens, d);
     m->de = take(m, m->tokens, d);
     m->de_operand = m->on.operand != m->on.dtype ? take_operand(m, m->tokens, d) : m->de;
-    m->found = take(m, answers, d), m->dfound = take(m, answers, d);
+    m->found = m->everywhere ? m->e[shape->layers] : take(m, answers, d);
+    m->dfound = m->everywhere ? m->de : take(m, answers, d);
     take_last(m);
     m->normed = take_operand(m, answers, d), m->dnormed = take(m, answers, d),
     m->norm = take(m, answers, m->mix.options.layer_norm ? 2 : 1);
-    m->out = words ? memory_matrix(&m->room, m->on.dtype, 1, least_of(answers, LOGIT_ROWS), m->words)
+    m->out = words ? memory_matrix(&m->room, m->on.dtype, 1, logits, m->words)
                    : take(m, answers, shape->from.regression.dim_y);
     m->dout = memory_matrix(&m->room, m->on.operand, 1, words ? least_of(answers, GRADIENT_ROWS) : 0,
                             m->words);
@@ -236,6 +240,7 @@ loam_status model_create(train_model **made, const machine *on, const mixer *row
     m->words = source_words(&shape->from);
     m->tokens = shape->batch * source_length(&shape->from);
     m->answers = shape->batch * source_answers(&shape->from);
+    m->everywhere = options->mlp && shape->from.task == TRAIN_TEXT;
     const loam_status status = open_all(m, row, options, seeds, error);
     if (status)
         model_destroy(m);
@@ -451,7 +456,9 @@ static void judge_words(train_model *m, const train_batch *b, bool back)
     norm(m, m->normed, m->norm, m->found, m->last, m->last_bias);
     m->on.op->word_loss(&m->on, m->results, back ? m->dnormed : none, back ? table->g : none, m->normed,
                         table->w, targets, b->there.counts, m->out, m->dout);
-    if (back) norm_back(m, m->dfound, none, m->dnormed, m->found, m->norm, m->last, m->last_bias, false);
+    if (back)
+        norm_back(m, m->dfound, m->everywhere ? operand_of_de(m) : none, m->dnormed, m->found, m->norm,
+                  m->last, m->last_bias, false);
 }
 
 static void judge_regression(train_model *m, const train_batch *b, bool back)
@@ -482,7 +489,8 @@ static loam_status forward(train_model *m, const train_batch *b, bool back, loam
     for (int64_t l = 0; l < m->shape.layers && !status; l++)
         status = layer_forward(m, b, l, error);
     if (status) return status;
-    if (m->mix.options.mlp) m->on.op->gather(&m->on, m->found, m->e[m->shape.layers], at_of(m, b));
+    if (m->mix.options.mlp && !m->everywhere)
+        m->on.op->gather(&m->on, m->found, m->e[m->shape.layers], at_of(m, b));
     if (m->words > 0)
         judge_words(m, b, back);
     else
@@ -501,7 +509,7 @@ loam_status model_gradients(train_model *m, const train_batch *b, loam_error *er
         m->on.op->order_tokens(&m->on, m->order, tokens_of(m, b), m->shape.models, m->tokens, m->words);
     loam_status status = forward(m, b, true, error);
     if (status) return status;
-    if (m->mix.options.mlp) {
+    if (m->mix.options.mlp && !m->everywhere) {
         m->on.op->scatter(&m->on, m->de, m->dfound, at_of(m, b));
         if (operand_of_de(m).data) m->on.op->copy(&m->on, m->de_operand, m->de);
     }

@@ -122,7 +122,7 @@ void optimiser_step(optimiser *o)
     const ops *op = o->on->op;
     const parameter *list[OPTIMISER_ARRAYS];
     int count = 0;
-    for (int i = 0; i < 2; i++)
+    for (int i = ADAMW; i <= (o->options.muon ? MUON : ADAMW); i++)
         op->rate(o->on, o->rate[i], o->peak[i], o->at, o->options.warm, o->options.steps, o->options.least);
     clip(o);
     for (int i = 0; i < o->count; i++) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Whole models on a GPU: losses and gradients beside the CPU's, steps of training, stacks and recordings. */
 #include "tests/support/memory.h"
+#include "tests/train/course.h"
 #include "tests/train/fixture.h"
 #include "train/model.h"
 #include "train/optimiser.h"
@@ -65,6 +66,17 @@ static model_shape pairs_shape(int64_t models, int64_t batch)
         .width = 128,
         .heads = 2,
     };
+}
+
+/* Windows of a text, in which every token has a target. */
+static model_shape text_shape_of(int64_t models, int64_t width)
+{
+    return (model_shape){ .from = course_text("softmax", 1).each[0].from,
+                          .models = models,
+                          .batch = 40,
+                          .layers = 2,
+                          .width = width,
+                          .heads = width / 64 };
 }
 
 /* dtype LOAM_F64: float32 on the CPU, the measure. */
@@ -219,7 +231,9 @@ static void all_gradients(loam_dtype dtype)
 {
     const model_shape words = words_shape(2, 6, 24, 64), pairs = pairs_shape(2, 3),
                       long_words = words_shape(1, 32, 64, 512);
-    mixer_options other = usual, neox = usual, llama = usual;
+    const model_shape text = text_shape_of(2, 128), wide = text_shape_of(1, 512);
+    mixer_options other = usual, neox = usual, llama = usual, gpt = usual;
+    gpt.mlp = gpt.layer_norm = true;
     other.layer_norm = true, other.positions = POSITIONS_ROPE;
     neox.mlp = neox.parallel = neox.untied = neox.layer_norm = true;
     neox.positions = POSITIONS_ROPE, neox.rope_dim = 16;
@@ -237,6 +251,8 @@ static void all_gradients(loam_dtype dtype)
         if (row->block != MIXER_PLAIN) continue;
         gradients(dtype == LOAM_BF16 ? "rope bf16" : "rope f32", dtype, row->name, &words, &other);
     }
+    gradients(dtype == LOAM_BF16 ? "text bf16" : "text f32", dtype, "softmax", &text, &gpt);
+    gradients(dtype == LOAM_BF16 ? "wide bf16" : "wide f32", dtype, "softmax", &wide, &gpt);
     gradients(dtype == LOAM_BF16 ? "long bf16" : "long f32", dtype, "softmax", &long_words, &usual);
     assert_int_equal(misses, 0);
 }

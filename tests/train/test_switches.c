@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * The switches of a model: gradients, counts of parameters, what a switch must leave as it is, and queries
  * that no token sees. */
+#include "tests/train/course.h"
 #include "tests/train/differences.h"
 #include "tests/train/fixture.h"
 #include "tests/train/scene.h"
@@ -89,11 +90,12 @@ static void test_float(void **state)
 }
 
 /* A model beside another, and alone with another number of threads. */
-static void check_stack(const char *name, const mixer_options *how)
+static void check_stack(const char *name, const mixer_options *how, const model_shape *stack)
 {
-    const model_shape stack = shape_of(how, 2, 4), single = shape_of(how, 1, 4);
+    model_shape single = *stack;
     scene all, alone;
-    scene_open_with(&all, how, LOAM_F32, 3, name, &stack, seeds, 1);
+    single.models = 1;
+    scene_open_with(&all, how, LOAM_F32, 3, name, stack, seeds, 1);
     scene_pass(&all, true);
     for (int64_t m = 0; m < 2; m++) {
         scene_open_with(&alone, how, LOAM_F32, 1, name, &single, seeds + m, 1);
@@ -107,11 +109,29 @@ static void check_stack(const char *name, const mixer_options *how)
 static void test_stack(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < COUNT(cases); i++)
-        check_stack(cases[i].mixer, &cases[i].how);
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        const model_shape shape = shape_of(&cases[i].how, 2, 4);
+        check_stack(cases[i].mixer, &cases[i].how, &shape);
+    }
     for (const mixer *row = mixers; row->name; row++) {
         const mixer_options how = blind_of(row);
-        check_stack(row->name, &how);
+        const model_shape shape = shape_of(&how, 2, 4);
+        check_stack(row->name, &how, &shape);
+    }
+}
+
+/* Text has a target at every token; with an MLP the last rows are then judged where they lie. */
+static void test_text(void **state)
+{
+    static const mixer_options how[] = { { USUAL, .mlp = true, .layer_norm = true }, { USUAL } };
+    const course text = course_text("softmax", 1);
+    model_shape shape = scene_words(2, 3);
+    (void)state;
+    shape.from = text.each[0].from;
+    for (size_t i = 0; i < COUNT(how); i++) {
+        differences_check("softmax", &how[i], &shape, seeds);
+        differences_check_float("softmax", &how[i], &shape, seeds);
+        check_stack("softmax", &how[i], &shape);
     }
 }
 
@@ -442,19 +462,13 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gradients),
-        cmocka_unit_test(test_float),
-        cmocka_unit_test(test_stack),
-        cmocka_unit_test(test_counts),
-        cmocka_unit_test(test_block_gradients),
-        cmocka_unit_test(test_empty_mlp),
-        cmocka_unit_test(test_half_gate),
-        cmocka_unit_test(test_open_filter),
-        cmocka_unit_test(test_norm_of_size),
-        cmocka_unit_test(test_blind),
-        cmocka_unit_test(test_first_query),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_muon),
+        cmocka_unit_test(test_gradients),   cmocka_unit_test(test_float),
+        cmocka_unit_test(test_stack),       cmocka_unit_test(test_text),
+        cmocka_unit_test(test_counts),      cmocka_unit_test(test_block_gradients),
+        cmocka_unit_test(test_empty_mlp),   cmocka_unit_test(test_half_gate),
+        cmocka_unit_test(test_open_filter), cmocka_unit_test(test_norm_of_size),
+        cmocka_unit_test(test_blind),       cmocka_unit_test(test_first_query),
+        cmocka_unit_test(test_refused),     cmocka_unit_test(test_muon),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,7 +12,7 @@
 struct view {
     char *data;
     int64_t model, row; /* strides in elements; row 0: one row for all */
-    int part;           /* 1; else columns of the others that share one of its own */
+    int part;           /* 1; else columns of the others that share one of its own, 0: all do */
     bool narrow;        /* bfloat16 */
 };
 
@@ -26,15 +26,18 @@ static inline view view_of(matrix a)
 static inline view view_shared(matrix a, int64_t part)
 {
     view v = view_of(a);
-    v.part = (int)part;
+    v.part = a.width == 1 ? 0 : (int)part;
     return v;
 }
 
 static inline bool view_aligned(view v)
 {
     const int64_t bytes = v.narrow ? 8 : 16;
-    return !v.data || v.part > 1 || (v.model % 4 == 0 && v.row % 4 == 0 && (intptr_t)v.data % bytes == 0);
+    return !v.data || v.part != 1 || (v.model % 4 == 0 && v.row % 4 == 0 && (intptr_t)v.data % bytes == 0);
 }
+
+/* Which of its own columns column c of the others shares. */
+static __device__ __forceinline__ int column_of(const view &v, int c) { return v.part == 0 ? 0 : c / v.part; }
 
 /* N elements from column c of row i of model m on. */
 template <int N>
@@ -63,7 +66,48 @@ static __device__ __forceinline__ void load(float *x, const view &v, int64_t m, 
     }
 #pragma unroll
     for (int e = 0; e < N; e++)
-        x[e] = v.narrow ? __bfloat162float(narrow[(c + e) / v.part]) : wide[(c + e) / v.part];
+        x[e] = v.narrow ? __bfloat162float(narrow[column_of(v, c + e)]) : wide[column_of(v, c + e)];
+}
+
+/* The same in two steps, so that several arrays are on their way together: `load` widens bfloat16 at once,
+ * and waits for it. fetch: as they lie there, in the first registers; widen: as float32. */
+template <int N>
+static __device__ __forceinline__ void fetch(float *x, const view &v, int64_t m, int64_t i, int c)
+{
+#pragma unroll
+    for (int e = 0; e < N; e++)
+        x[e] = 0;
+    if (!v.data) return;
+    const int64_t row = m * v.model + i * v.row;
+    const float *wide = (const float *)v.data + row;
+    const unsigned short *narrow = (const unsigned short *)v.data + row;
+    if (N == 4 && v.part == 1) {
+        if (v.narrow) {
+            const float2 bits = *(const float2 *)(narrow + c);
+            x[0] = bits.x, x[1 % N] = bits.y;
+        } else {
+            const float4 all = *(const float4 *)(wide + c);
+            x[0] = all.x, x[1 % N] = all.y, x[2 % N] = all.z, x[3 % N] = all.w;
+        }
+        return;
+    }
+#pragma unroll
+    for (int e = 0; e < N; e++)
+        x[e] = v.narrow ? __uint_as_float(narrow[column_of(v, c + e)]) : wide[column_of(v, c + e)];
+}
+
+template <int N> static __device__ __forceinline__ void widen(float *x, const view &v)
+{
+    if (!v.narrow) return;
+    if (N == 4 && v.part == 1) {
+        const unsigned low = __float_as_uint(x[0]), high = __float_as_uint(x[1 % N]);
+        x[0] = __uint_as_float(low << 16), x[1 % N] = __uint_as_float(low & 0xffff0000u);
+        x[2 % N] = __uint_as_float(high << 16), x[3 % N] = __uint_as_float(high & 0xffff0000u);
+        return;
+    }
+#pragma unroll
+    for (int e = 0; e < N; e++)
+        x[e] = __uint_as_float(__float_as_uint(x[e]) << 16);
 }
 
 template <int N>
@@ -107,15 +151,12 @@ template <int COUNT> static inline views<COUNT> all_of(const view (&list)[COUNT]
 
 enum { EACH_THREADS = 256 };
 
-/* f on N elements from column c of row i of model m on. */
+/* f on N elements of each input, to those from column c of row i of model m on. */
 template <int N, int OUTS, int INS, class F>
-static __device__ __forceinline__ void each_pack(const view (&out)[OUTS], const view (&in)[INS], int64_t m,
-                                                 int64_t i, int c, const F &f)
+static __device__ __forceinline__ void apply(const view (&out)[OUTS], const float (&x)[INS][N], int64_t m,
+                                             int64_t i, int c, const F &f)
 {
-    float x[INS][N], y[OUTS][N];
-#pragma unroll
-    for (int k = 0; k < INS; k++)
-        load<N>(x[k], in[k], m, i, c);
+    float y[OUTS][N];
 #pragma unroll
     for (int e = 0; e < N; e++) {
         float from[INS], to[OUTS];
@@ -132,12 +173,59 @@ static __device__ __forceinline__ void each_pack(const view (&out)[OUTS], const 
         store<N>(out[k], m, i, c, y[k]);
 }
 
+/* Both from there. */
+template <int N, int OUTS, int INS, class F>
+static __device__ __forceinline__ void each_pack(const view (&out)[OUTS], const view (&in)[INS], int64_t m,
+                                                 int64_t i, int c, const F &f)
+{
+    float x[INS][N];
+#pragma unroll
+    for (int k = 0; k < INS; k++)
+        fetch<N>(x[k], in[k], m, i, c);
+#pragma unroll
+    for (int k = 0; k < INS; k++)
+        widen<N>(x[k], in[k]);
+    apply<N>(out, x, m, i, c, f);
+}
+
+/* Packs that a thread has, so that enough is on its way from memory. */
+template <int INS> static constexpr int packs_of() { return INS <= 2 ? 4 : 2; }
+
+/* f on packs n = 0 .. all - 1 of a model, of which a row has `packs`. */
 template <int N, int OUTS, int INS, class F>
 static __global__ void __launch_bounds__(EACH_THREADS)
     each_kernel(views<OUTS> out, views<INS> in, unsigned packs, unsigned all, F f)
 {
-    const unsigned n = blockIdx.x * EACH_THREADS + threadIdx.x;
-    if (n < all) each_pack<N>(out.at, in.at, blockIdx.y, n / packs, (int)(n % packs * N), f);
+    constexpr int PACKS = packs_of<INS>();
+    const unsigned first = blockIdx.x * EACH_THREADS * PACKS + threadIdx.x;
+    float x[PACKS][INS][N];
+#pragma unroll
+    for (int p = 0; p < PACKS; p++) {
+        const unsigned n = first + p * EACH_THREADS, i = all == packs ? 0 : n / packs;
+        if (n >= all) continue;
+#pragma unroll
+        for (int k = 0; k < INS; k++)
+            fetch<N>(x[p][k], in.at[k], blockIdx.y, i, (int)((n - i * packs) * N));
+    }
+#pragma unroll
+    for (int p = 0; p < PACKS; p++) {
+        const unsigned n = first + p * EACH_THREADS, i = all == packs ? 0 : n / packs;
+        if (n >= all) continue;
+#pragma unroll
+        for (int k = 0; k < INS; k++)
+            widen<N>(x[p][k], in.at[k]);
+        apply<N>(out.at, x[p], blockIdx.y, i, (int)((n - i * packs) * N), f);
+    }
+}
+
+/* Rows of it follow each other. */
+static inline bool view_whole(view v, matrix like) { return !v.data || (v.part == 1 && v.row == like.width); }
+
+template <int COUNT> static inline bool all_whole(const view (&list)[COUNT], matrix like)
+{
+    for (int i = 0; i < COUNT; i++)
+        if (!view_whole(list[i], like)) return false;
+    return true;
 }
 
 /* f(y, x) for each element of the shape of `like`, from one of each input to one of each output. Outputs may
@@ -147,16 +235,19 @@ static void each(const machine *on, const char *name, matrix like, const view (&
                  const view (&in)[INS], F f)
 {
     const bool four = like.width % 4 == 0 && all_aligned(out) && all_aligned(in);
-    const int64_t packs = four ? like.width / 4 : like.width, all = packs * like.rows;
+    const int64_t row = four ? like.width / 4 : like.width, all = row * like.rows;
+    const int64_t block = EACH_THREADS * packs_of<INS>();
+    const bool whole = all_whole(out, like) && all_whole(in, like) && like.rows * like.width < INT32_MAX;
+    const unsigned packs = (unsigned)(whole ? all : row);
     if (all == 0 || like.models == 0) return;
-    assert(all < INT32_MAX - EACH_THREADS && like.models < 65536);
-    const dim3 grid((unsigned)((all + EACH_THREADS - 1) / EACH_THREADS), (unsigned)like.models);
+    assert(all < INT32_MAX - block && like.models < 65536);
+    const dim3 grid((unsigned)((all + block - 1) / block), (unsigned)like.models);
     if (four)
-        each_kernel<4><<<grid, EACH_THREADS, 0, on->gpu->stream>>>(all_of(out), all_of(in), (unsigned)packs,
-                                                                   (unsigned)all, f);
+        each_kernel<4>
+            <<<grid, EACH_THREADS, 0, on->gpu->stream>>>(all_of(out), all_of(in), packs, (unsigned)all, f);
     else
-        each_kernel<1><<<grid, EACH_THREADS, 0, on->gpu->stream>>>(all_of(out), all_of(in), (unsigned)packs,
-                                                                   (unsigned)all, f);
+        each_kernel<1>
+            <<<grid, EACH_THREADS, 0, on->gpu->stream>>>(all_of(out), all_of(in), packs, (unsigned)all, f);
     gpu_launched(on, name);
 }
 

@@ -7,20 +7,12 @@
 #include "train/cuda/each.cuh"
 #include "train/cuda/sort.cuh"
 
-enum { PIECE = 128, AHEAD = 8, WORD_THREADS = 128 }; /* rows that are read ahead */
+enum { PIECE = 64, AHEAD = 8, WORD_THREADS = 128 }; /* rows that are read ahead */
 
 typedef struct sorted {
     const int *key, *row; /* a word; its row in the model */
     int count, pieces;    /* of a model */
 } sorted;
-
-static __device__ void add_to(const view &table, int word, int c, float sum)
-{
-    float x;
-    load<1>(&x, table, blockIdx.z, word, c);
-    x += sum;
-    store<1>(table, blockIdx.z, word, c, &x);
-}
 
 static __device__ float *part_of(float *parts, const sorted &s, int piece, int which, int width)
 {
@@ -45,23 +37,31 @@ static __global__ void __launch_bounds__(WORD_THREADS)
     bool began = first == 0 || key[-1] != keys[0];
     float sum = 0;
     for (int n = 0; n < count; n += AHEAD) {
-        float x[AHEAD] = {};
+        float x[AHEAD] = {}, before[AHEAD] = {}; /* what the table has of a word whose run ends here */
 #pragma unroll
-        for (int k = 0; k < AHEAD; k++)
-            if (n + k < count) load<1>(&x[k], g, m, rows[n + k], c);
+        for (int k = 0; k < AHEAD; k++) {
+            const int at = n + k;
+            if (at >= count) continue;
+            fetch<1>(&x[k], g, m, rows[at], c);
+            if (keys[at + 1] != keys[at]) fetch<1>(&before[k], table, m, keys[at], c);
+        }
 #pragma unroll
         for (int k = 0; k < AHEAD; k++) {
             const int at = n + k;
             if (at >= count) break;
+            widen<1>(&x[k], g);
             sum += x[k];
             const bool goes_on = keys[at + 1] == keys[at];
             if (goes_on && at + 1 < count) continue;
-            if (!began)
+            if (!began) {
                 part_of(parts, s, (int)blockIdx.x, 0, width)[c] = sum;
-            else if (goes_on)
+            } else if (goes_on) {
                 part_of(parts, s, (int)blockIdx.x, 1, width)[c] = sum;
-            else
-                add_to(table, keys[at], c, sum);
+            } else {
+                widen<1>(&before[k], table);
+                sum += before[k];
+                store<1>(table, m, keys[at], c, &sum);
+            }
             sum = 0, began = true;
         }
     }
@@ -92,11 +92,13 @@ static __global__ void __launch_bounds__(WORD_THREADS)
     const int key = keys[next - 1];
     if (keys[next] != key || (keys[first] == key && first > 0 && keys[first - 1] == key)) return;
     const int end = piece_after(keys, s, piece, key);
-    float sum = part_of(parts, s, piece, 1, width)[c];
+    float sum = part_of(parts, s, piece, 1, width)[c], before;
 #pragma unroll 8
     for (int other = piece + 1; other < end; other++)
         sum += part_of(parts, s, other, 0, width)[c];
-    add_to(table, key, c, sum);
+    load<1>(&before, table, blockIdx.z, key, c);
+    sum += before;
+    store<1>(table, blockIdx.z, key, c, &sum);
 }
 
 extern "C" size_t gpu_order_bytes(int64_t models, int64_t rows) { return sort_bytes(models, rows); }

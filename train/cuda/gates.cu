@@ -24,19 +24,20 @@ extern "C" void cuda_silu_back(const machine *on, matrix dx, matrix g, matrix x)
         [] __device__(float *to, const float *from) { to[0] = from[0] * silu_slope(from[1]); });
 }
 
-/* tanh's argument in GELU: slope (x + cubic x^3), slope = sqrt(2 / pi). */
+/* GELU as x sigmoid(2 slope (x + cubic x^3)), slope = sqrt(2 / pi): (1 + tanh u) / 2 = sigmoid(2 u). */
 static constexpr float gelu_slope = 0.79788456080286535588f, gelu_cubic = 0.044715f;
 
-static __device__ __forceinline__ float gelu_tanh(float x)
+/* The sigmoid, to a few units in the last place of float32; beyond e^126 its reciprocal is 0. */
+static __device__ __forceinline__ float gelu_share(float x)
 {
-    return tanhf(gelu_slope * (x + gelu_cubic * x * x * x));
+    return __fdividef(1, 1 + __expf(-2 * gelu_slope * (x + gelu_cubic * x * x * x)));
 }
 
 extern "C" void cuda_gelu(const machine *on, matrix y, matrix x)
 {
     each(
         on, "gelu", x, { view_of(y) }, { view_of(x) },
-        [] __device__(float *to, const float *from) { to[0] = 0.5f * from[0] * (1 + gelu_tanh(from[0])); });
+        [] __device__(float *to, const float *from) { to[0] = from[0] * gelu_share(from[0]); });
 }
 
 extern "C" void cuda_gelu_back(const machine *on, matrix dx, matrix g, matrix x)
@@ -44,8 +45,9 @@ extern "C" void cuda_gelu_back(const machine *on, matrix dx, matrix g, matrix x)
     each(
         on, "gelu_back", x, { view_of(dx) }, { view_of(g), view_of(x) },
         [] __device__(float *to, const float *from) {
-            const float t = gelu_tanh(from[1]), inner = gelu_slope * (1 + 3 * gelu_cubic * from[1] * from[1]);
-            to[0] = from[0] * 0.5f * (1 + t + from[1] * (1 - t * t) * inner);
+            const float share = gelu_share(from[1]),
+                        inner = 2 * gelu_slope * (1 + 3 * gelu_cubic * from[1] * from[1]);
+            to[0] = from[0] * share * (1 + from[1] * (1 - share) * inner);
         });
 }
 

@@ -3,9 +3,9 @@
  * rows in the same pass that makes those of the rows. */
 #include "train/cuda/sum.cuh"
 
-enum { NORM_THREADS = 256, NORM_ROWS = 64, NORM_SHARED = 64 << 10 }; /* rows of a block of the backward */
-enum { NORM_COLUMNS = 32 };                                          /* of a lane there */
-enum { ROWS_AT_ONCE = 4 }; /* that a lane has where it has one pack of each: what it reads ahead */
+enum { NORM_THREADS = 256, NORM_SHARED = 64 << 10 };
+enum { NORM_COLUMNS = 32 }; /* of a lane, in registers */
+enum { ROWS_AT_ONCE = 4 };  /* that a lane has where it has one pack of each: what it reads ahead */
 
 /* Over the lanes that share a row; every lane has it. */
 static __device__ __forceinline__ float row_sum(float x, int lanes)
@@ -35,100 +35,177 @@ static dim3 grid_of(matrix x, int64_t rows)
     return dim3((unsigned)((x.rows + rows - 1) / rows), (unsigned)x.models);
 }
 
-/* ---- RMSNorm, and y = x / |x| */
+/* ---- RMSNorm, LayerNorm, and y = x / |x| */
 
-/* y = x r gain with r = 1 / sqrt(mean x^2 + eps), or unit: y = x / |x|. */
-template <int N, bool UNIT>
-static __global__ void __launch_bounds__(NORM_THREADS)
-    rms_kernel(view y, view r, view x, view gain, norm_shape s)
+enum norm_kind { NORM_RMS, NORM_UNIT, NORM_LAYER };
+
+/* The arrays of a forward. */
+typedef struct norm_views {
+    view y, stats, x, gain, bias;
+    norm_shape s;
+} norm_views;
+
+/* What a row is scaled by, from the sum of the squares of what is scaled. */
+template <norm_kind KIND> static __device__ __forceinline__ float scale_of(float square, const norm_shape &s)
 {
-    const int per = NORM_THREADS / s.lanes, m = (int)blockIdx.y;
-    const int i = (int)blockIdx.x * per + (int)threadIdx.x / s.lanes, lane = (int)threadIdx.x % s.lanes;
-    const bool in = i < s.rows;
-    float sum = 0;
-    for (int c = lane * N; in && c < s.width; c += s.lanes * N) {
-        float from[N];
-        load<N>(from, x, m, i, c);
+    if (KIND == NORM_UNIT) return square > 0 ? 1 / sqrtf(square) : 0;
+    return 1 / sqrtf(square / (float)s.width + s.eps);
+}
+
+template <norm_kind KIND>
+static __device__ __forceinline__ void store_stats(const norm_views &v, int m, int i, float scale,
+                                                   float shift)
+{
+    store<1>(v.stats, m, i, 0, &scale);
+    if (KIND == NORM_LAYER) store<1>(v.stats, m, i, 1, &shift);
+}
+
+template <int N, norm_kind KIND>
+static __device__ __forceinline__ void normed(float *x, const float *by, const float *more, float scale,
+                                              float shift)
+{
+#pragma unroll
+    for (int e = 0; e < N; e++)
+        x[e] = KIND == NORM_UNIT  ? x[e] * scale
+               : KIND == NORM_RMS ? x[e] * (scale * by[e])
+                                  : (x[e] * scale - shift) * by[e] + more[e];
+}
+
+/* y = x r gain with r = 1 / sqrt(mean x^2 + eps); unit: y = x / |x|; layer: y = (x r - r mean x) gain + bias
+ * with r = 1 / sqrt(variance of x + eps). Rows of any width are read as often as they are needed. */
+template <int N, norm_kind KIND>
+static __global__ void __launch_bounds__(NORM_THREADS) norm_kernel(norm_views v)
+{
+    const int lanes = v.s.lanes, width = v.s.width, per = NORM_THREADS / lanes, m = (int)blockIdx.y;
+    const int i = (int)blockIdx.x * per + (int)threadIdx.x / lanes, lane = (int)threadIdx.x % lanes;
+    const bool in = i < v.s.rows;
+    float sum = 0, square = 0, x[N];
+    for (int c = lane * N; KIND == NORM_LAYER && in && c < width; c += lanes * N) {
+        load<N>(x, v.x, m, i, c);
 #pragma unroll
         for (int e = 0; e < N; e++)
-            sum += from[e] * from[e];
+            sum += x[e];
     }
-    sum = row_sum(sum, s.lanes);
+    const float mean = KIND == NORM_LAYER ? row_sum(sum, lanes) / (float)width : 0;
+    for (int c = lane * N; in && c < width; c += lanes * N) {
+        load<N>(x, v.x, m, i, c);
+#pragma unroll
+        for (int e = 0; e < N; e++)
+            square += (x[e] - mean) * (x[e] - mean);
+    }
+    const float scale = scale_of<KIND>(row_sum(square, lanes), v.s), shift = scale * mean;
     if (!in) return;
-    const float scale = UNIT ? (sum > 0 ? 1 / sqrtf(sum) : 0) : 1 / sqrtf(sum / (float)s.width + s.eps);
-    if (lane == 0) store<1>(r, m, i, 0, &scale);
-    for (int c = lane * N; c < s.width; c += s.lanes * N) {
-        float from[N], by[N];
-        load<N>(from, x, m, i, c);
-        if (!UNIT) load<N>(by, gain, m, 0, c);
-#pragma unroll
-        for (int e = 0; e < N; e++)
-            from[e] *= UNIT ? scale : scale * by[e];
-        store<N>(y, m, i, c, from);
+    if (lane == 0) store_stats<KIND>(v, m, i, scale, shift);
+    for (int c = lane * N; c < width; c += lanes * N) {
+        float by[N], more[N];
+        load<N>(x, v.x, m, i, c), load<N>(by, v.gain, m, 0, c), load<N>(more, v.bias, m, 0, c);
+        normed<N, KIND>(x, by, more, scale, shift);
+        store<N>(v.y, m, i, c, x);
     }
 }
 
-/* The same where a lane has one pack of a row, for ROWS rows at a time. */
-template <int N, bool UNIT, int ROWS>
-static __global__ void __launch_bounds__(NORM_THREADS)
-    rms_rows_kernel(view y, view r, view x, view gain, norm_shape s)
+/* The same where a lane has at most PACKS packs of a row, in registers; where it is one, of some rows. */
+template <int N, norm_kind KIND, int PACKS>
+static __global__ void __launch_bounds__(NORM_THREADS) norm_rows_kernel(norm_views v)
 {
-    const int per = NORM_THREADS / s.lanes, m = (int)blockIdx.y;
-    const int first = (int)blockIdx.x * per * ROWS + (int)threadIdx.x / s.lanes,
-              lane = (int)threadIdx.x % s.lanes, c = lane * N;
-    float from[ROWS][N], by[N];
+    constexpr int ROWS = PACKS == 1 ? ROWS_AT_ONCE : 1;
+    const int lanes = v.s.lanes, width = v.s.width, per = NORM_THREADS / lanes, m = (int)blockIdx.y;
+    const int first = (int)blockIdx.x * per * ROWS + (int)threadIdx.x / lanes,
+              lane = (int)threadIdx.x % lanes;
+    float x[ROWS][PACKS][N] = {}, by[PACKS][N], more[PACKS][N];
 #pragma unroll
-    for (int k = 0; k < ROWS; k++)
-        if (first + k * per < s.rows && c < s.width) load<N>(from[k], x, m, first + k * per, c);
-    if (!UNIT && c < s.width) load<N>(by, gain, m, 0, c);
+    for (int n = 0; n < ROWS; n++)
 #pragma unroll
-    for (int k = 0; k < ROWS; k++) {
-        const int i = first + k * per;
-        const bool in = i < s.rows && c < s.width;
-        float sum = 0;
+        for (int k = 0; k < PACKS; k++) {
+            const int c = (k * lanes + lane) * N;
+            if (first + n * per < v.s.rows && c < width) fetch<N>(x[n][k], v.x, m, first + n * per, c);
+        }
 #pragma unroll
-        for (int e = 0; e < N; e++)
-            sum += in ? from[k][e] * from[k][e] : 0;
-        sum = row_sum(sum, s.lanes);
-        if (!in) continue;
-        const float scale = UNIT ? (sum > 0 ? 1 / sqrtf(sum) : 0) : 1 / sqrtf(sum / (float)s.width + s.eps);
-        if (lane == 0) store<1>(r, m, i, 0, &scale);
+    for (int k = 0; k < PACKS; k++) {
+        const int c = (k * lanes + lane) * N;
+        if (c < width) load<N>(by[k], v.gain, m, 0, c), load<N>(more[k], v.bias, m, 0, c);
+    }
 #pragma unroll
-        for (int e = 0; e < N; e++)
-            from[k][e] *= UNIT ? scale : scale * by[e];
-        store<N>(y, m, i, c, from[k]);
+    for (int n = 0; n < ROWS; n++) {
+        const int i = first + n * per;
+        float sum = 0, square = 0;
+#pragma unroll
+        for (int k = 0; k < PACKS; k++) {
+            widen<N>(x[n][k], v.x);
+#pragma unroll
+            for (int e = 0; e < N; e++)
+                sum += x[n][k][e];
+        }
+        const float mean = KIND == NORM_LAYER ? row_sum(sum, lanes) / (float)width : 0;
+#pragma unroll
+        for (int k = 0; k < PACKS; k++)
+#pragma unroll
+            for (int e = 0; e < N; e++) {
+                const float off = x[n][k][e] - mean;
+                square += (k * lanes + lane) * N < width ? off * off : 0;
+            }
+        const float scale = scale_of<KIND>(row_sum(square, lanes), v.s), shift = scale * mean;
+        if (i >= v.s.rows) continue;
+        if (lane == 0) store_stats<KIND>(v, m, i, scale, shift);
+#pragma unroll
+        for (int k = 0; k < PACKS; k++) {
+            const int c = (k * lanes + lane) * N;
+            if (c >= width) continue;
+            normed<N, KIND>(x[n][k], by[k], more[k], scale, shift);
+            store<N>(v.y, m, i, c, x[n][k]);
+        }
     }
 }
 
-template <bool UNIT> static void rms(const machine *on, matrix y, matrix r, matrix x, matrix gain, double eps)
+/* Packs that a lane has of a row. */
+template <int N> static int packs_of_row(const norm_shape &s)
 {
-    const view to = view_of(y), from = view_of(x), by = view_of(gain);
-    const bool four = x.width % 4 == 0 && view_aligned(to) && view_aligned(from) && view_aligned(by);
-    const norm_shape s = shape_of(x, four, eps);
-    const bool one = s.width <= s.lanes * (four ? 4 : 1);
-    const dim3 grid = grid_of(x, (one ? ROWS_AT_ONCE : 1) * NORM_THREADS / s.lanes);
-    if (four && one)
-        rms_rows_kernel<4, UNIT, ROWS_AT_ONCE>
-            <<<grid, NORM_THREADS, 0, on->gpu->stream>>>(to, view_of(r), from, by, s);
-    else if (one)
-        rms_rows_kernel<1, UNIT, ROWS_AT_ONCE>
-            <<<grid, NORM_THREADS, 0, on->gpu->stream>>>(to, view_of(r), from, by, s);
-    else if (four)
-        rms_kernel<4, UNIT><<<grid, NORM_THREADS, 0, on->gpu->stream>>>(to, view_of(r), from, by, s);
+    return (s.width + s.lanes * N - 1) / (s.lanes * N);
+}
+
+template <int N, norm_kind KIND> static void norm_launch(const machine *on, matrix x, const norm_views &v)
+{
+    const int packs = packs_of_row<N>(v.s);
+    const auto kernel = packs == 1                  ? norm_rows_kernel<N, KIND, 1>
+                        : packs == 2                ? norm_rows_kernel<N, KIND, 2>
+                        : packs <= 4                ? norm_rows_kernel<N, KIND, 4>
+                        : packs <= NORM_COLUMNS / N ? norm_rows_kernel<N, KIND, NORM_COLUMNS / N>
+                                                    : norm_kernel<N, KIND>;
+    const dim3 grid = grid_of(x, (packs == 1 ? ROWS_AT_ONCE : 1) * NORM_THREADS / v.s.lanes);
+    kernel<<<grid, NORM_THREADS, 0, on->gpu->stream>>>(v);
+}
+
+template <norm_kind KIND>
+static void norm(const machine *on, const char *name, matrix y, matrix stats, matrix x, matrix gain,
+                 matrix bias, double eps)
+{
+    norm_views v = { view_of(y), view_of(stats), view_of(x), view_of(gain), view_of(bias), {} };
+    const bool four = x.width % 4 == 0 && view_aligned(v.y) && view_aligned(v.x) && view_aligned(v.gain) &&
+                      view_aligned(v.bias);
+    v.s = shape_of(x, four, eps);
+    if (four)
+        norm_launch<4, KIND>(on, x, v);
     else
-        rms_kernel<1, UNIT><<<grid, NORM_THREADS, 0, on->gpu->stream>>>(to, view_of(r), from, by, s);
-    gpu_launched(on, "rms_norm");
+        norm_launch<1, KIND>(on, x, v);
+    gpu_launched(on, name);
 }
+
+static const matrix none = {};
 
 extern "C" void cuda_rms_norm(const machine *on, matrix y, matrix r, matrix x, matrix gain, double eps)
 {
-    rms<false>(on, y, r, x, gain, eps);
+    norm<NORM_RMS>(on, "rms_norm", y, r, x, gain, none, eps);
+}
+
+extern "C" void cuda_layer_norm(const machine *on, matrix y, matrix stats, matrix x, matrix gain, matrix bias,
+                                double eps)
+{
+    norm<NORM_LAYER>(on, "layer_norm", y, stats, x, gain, bias, eps);
 }
 
 extern "C" void cuda_unit(const machine *on, matrix y, matrix x)
 {
-    const matrix none = {};
-    rms<true>(on, y, none, x, none, 0);
+    norm<NORM_UNIT>(on, "unit", y, none, x, none, none, 0);
 }
 
 /* With y = x / |x|: dx = (g - y (g . y)) / |x|. */
@@ -210,62 +287,6 @@ extern "C" void cuda_scale_rows_back(const machine *on, matrix dx, matrix ds, ma
     gpu_launched(on, "scale_rows_back");
 }
 
-/* ---- LayerNorm */
-
-template <int N>
-static __global__ void __launch_bounds__(NORM_THREADS)
-    layer_kernel(view y, view stats, view x, view gain, view bias, norm_shape s)
-{
-    const int per = NORM_THREADS / s.lanes, m = (int)blockIdx.y;
-    const int i = (int)blockIdx.x * per + (int)threadIdx.x / s.lanes, lane = (int)threadIdx.x % s.lanes;
-    const bool in = i < s.rows;
-    float sum = 0, square = 0;
-    for (int c = lane * N; in && c < s.width; c += s.lanes * N) {
-        float from[N];
-        load<N>(from, x, m, i, c);
-#pragma unroll
-        for (int e = 0; e < N; e++)
-            sum += from[e];
-    }
-    const float mean = row_sum(sum, s.lanes) / (float)s.width;
-    for (int c = lane * N; in && c < s.width; c += s.lanes * N) {
-        float from[N];
-        load<N>(from, x, m, i, c);
-#pragma unroll
-        for (int e = 0; e < N; e++)
-            square += (from[e] - mean) * (from[e] - mean);
-    }
-    square = row_sum(square, s.lanes);
-    if (!in) return;
-    const float scale = 1 / sqrtf(square / (float)s.width + s.eps), shift = scale * mean;
-    if (lane == 0) store<1>(stats, m, i, 0, &scale), store<1>(stats, m, i, 1, &shift);
-    for (int c = lane * N; c < s.width; c += s.lanes * N) {
-        float from[N], by[N], more[N];
-        load<N>(from, x, m, i, c);
-        load<N>(by, gain, m, 0, c);
-        load<N>(more, bias, m, 0, c);
-#pragma unroll
-        for (int e = 0; e < N; e++)
-            from[e] = (from[e] * scale - shift) * by[e] + more[e];
-        store<N>(y, m, i, c, from);
-    }
-}
-
-extern "C" void cuda_layer_norm(const machine *on, matrix y, matrix stats, matrix x, matrix gain, matrix bias,
-                                double eps)
-{
-    const view to = view_of(y), from = view_of(x), by = view_of(gain), more = view_of(bias);
-    const bool four = x.width % 4 == 0 && view_aligned(to) && view_aligned(from) && view_aligned(by) &&
-                      view_aligned(more);
-    const norm_shape s = shape_of(x, four, eps);
-    const dim3 grid = grid_of(x, NORM_THREADS / s.lanes);
-    if (four)
-        layer_kernel<4><<<grid, NORM_THREADS, 0, on->gpu->stream>>>(to, view_of(stats), from, by, more, s);
-    else
-        layer_kernel<1><<<grid, NORM_THREADS, 0, on->gpu->stream>>>(to, view_of(stats), from, by, more, s);
-    gpu_launched(on, "layer_norm");
-}
-
 /* ---- backward of both */
 
 /* The sums of a block's groups of lanes, one after another: partial [chunk][width]. */
@@ -284,8 +305,12 @@ static __device__ void write_sums(float *partial, const float *sums, int width, 
 typedef struct norm_back_views {
     view dx, operand, g, x, stats, gain;
     norm_shape s;
+    int rows; /* of a block */
     bool add;
 } norm_back_views;
+
+/* Few enough that they keep a GPU busy, and else so many that little is left to sum over blocks. */
+static int rows_of_block(int64_t rows) { return rows > 1 << 15 ? 256 : 64; }
 
 /* What a lane has of a row: PACKS of N columns, in registers. */
 template <int N, int PACKS> struct row_packs {
@@ -293,15 +318,22 @@ template <int N, int PACKS> struct row_packs {
 
     __device__ __forceinline__ void read(const norm_back_views &v, int m, int i, int lane, bool centred)
     {
-        load<1>(&scale, v.stats, m, i, 0);
-        if (centred) load<1>(&shift, v.stats, m, i, 1);
+        fetch<1>(&scale, v.stats, m, i, 0);
+        if (centred) fetch<1>(&shift, v.stats, m, i, 1);
 #pragma unroll
         for (int k = 0; k < PACKS; k++) {
             const int c = (k * v.s.lanes + lane) * N;
             if (c >= v.s.width) continue;
-            load<N>(x[k], v.x, m, i, c), load<N>(g[k], v.g, m, i, c);
-            if (v.add) load<N>(to[k], v.dx, m, i, c);
+            fetch<N>(x[k], v.x, m, i, c), fetch<N>(g[k], v.g, m, i, c);
+            if (v.add) fetch<N>(to[k], v.dx, m, i, c);
         }
+    }
+    /* What was read, as float32. */
+    __device__ __forceinline__ void widen_all(const norm_back_views &v)
+    {
+#pragma unroll
+        for (int k = 0; k < PACKS; k++)
+            widen<N>(x[k], v.x), widen<N>(g[k], v.g), widen<N>(to[k], v.dx);
     }
 
     /* `along` = mean(g' y), `whole` = mean(g'). */
@@ -351,7 +383,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     extern __shared__ float sums[];
     const int lanes = v.s.lanes, width = v.s.width, groups = NORM_THREADS / lanes, m = (int)blockIdx.y;
     const int group = (int)threadIdx.x / lanes, lane = (int)threadIdx.x % lanes;
-    const int end = min((int)blockIdx.x * NORM_ROWS + NORM_ROWS, v.s.rows);
+    const int begin = (int)blockIdx.x * v.rows, end = min(begin + v.rows, v.s.rows);
     row_packs<N, PACKS> row[ROWS];
     norm_sums<N, PACKS> sum = {};
     float by[PACKS][N] = {};
@@ -359,7 +391,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     for (int k = 0; k < PACKS; k++)
         if ((k * lanes + lane) * N < width) load<N>(by[k], v.gain, m, 0, (k * lanes + lane) * N);
     /* All lanes go round equally often: they share sums. */
-    for (int first = (int)blockIdx.x * NORM_ROWS + group; first - group < end; first += groups * ROWS) {
+    for (int first = begin + group; first - group < end; first += groups * ROWS) {
 #pragma unroll
         for (int n = 0; n < ROWS; n++) {
             row[n] = {};
@@ -367,6 +399,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
         }
 #pragma unroll
         for (int n = 0; n < ROWS; n++) {
+            row[n].widen_all(v);
             sum.add(row[n], by);
             const float along = row_sum(sum.along, lanes) / (float)width,
                         whole = CENTRED ? row_sum(sum.whole, lanes) / (float)width : 0;
@@ -389,7 +422,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
 /* By the packs that a lane has, to the next power of two. */
 template <int N, bool CENTRED> static auto norm_back_kernel_of(const norm_shape &s)
 {
-    const int packs = (s.width + s.lanes * N - 1) / (s.lanes * N);
+    const int packs = packs_of_row<N>(s);
     assert(packs <= NORM_COLUMNS / N);
     return packs == 1   ? norm_back_kernel<N, 1, CENTRED>
            : packs == 2 ? norm_back_kernel<N, 2, CENTRED>
@@ -401,12 +434,13 @@ template <bool CENTRED>
 static void norm_back(const machine *on, matrix dx, matrix operand, matrix dgain, matrix dbias, matrix g,
                       matrix x, matrix stats, matrix gain, bool add)
 {
-    norm_back_views v = { view_of(dx),    view_of(operand), view_of(g), view_of(x),
-                          view_of(stats), view_of(gain),    {},         add };
+    norm_back_views v = { view_of(dx), view_of(operand),      view_of(g),
+                          view_of(x),  view_of(stats),        view_of(gain),
+                          {},          rows_of_block(x.rows), add };
     const bool four = x.width % 4 == 0 && view_aligned(v.dx) && view_aligned(v.operand) &&
                       view_aligned(v.g) && view_aligned(v.x) && view_aligned(v.gain);
     const norm_shape s = v.s = shape_of(x, four);
-    const dim3 grid = grid_of(x, NORM_ROWS);
+    const dim3 grid = grid_of(x, v.rows);
     const int64_t chunks = grid.x;
     const size_t sums = (size_t)(x.models * chunks * x.width),
                  shared = (size_t)((CENTRED ? 2 : 1) * NORM_THREADS / s.lanes * x.width) * sizeof(float);
@@ -425,7 +459,6 @@ static void norm_back(const machine *on, matrix dx, matrix operand, matrix dgain
 extern "C" void cuda_rms_norm_back(const machine *on, matrix dx, matrix operand, matrix dgain, matrix g,
                                    matrix x, matrix r, matrix gain, bool add)
 {
-    const matrix none = {};
     norm_back<false>(on, dx, operand, dgain, none, g, x, r, gain, add);
 }
 

@@ -113,10 +113,10 @@ static void adamw_launch(const machine *on, const adamw_list &list, int64_t mode
 {
     const float keep_m = (float)beta_m, take_m = (float)(1 - beta_m), keep_v = (float)beta_v,
                 take_v = (float)(1 - beta_v), shrink = (float)decay;
-    const double log_m = log(beta_m), log_v = log(beta_v);
+    const float log_m = (float)log(beta_m), log_v = (float)log(beta_v);
     list_launch(on, "adamw", models, list, [=] __device__(float *y, const float *x) {
-        const double taken = (double)*step + 1;
-        const float whole_m = (float)-expm1(taken * log_m), whole_v = (float)-expm1(taken * log_v);
+        const float taken = (float)(*step + 1), whole_m = -expm1f(taken * log_m),
+                    whole_v = -expm1f(taken * log_v);
         const float d = x[3] * x[4];
         y[1] = keep_m * x[1] + take_m * d;
         y[2] = keep_v * x[2] + take_v * d * d;

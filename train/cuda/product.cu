@@ -274,14 +274,12 @@ static factor factor_of(matrix a, int64_t piece)
     return { a.rows, a.width, a.row, aligned };
 }
 
-/* How many pieces a sum over `inner` rows is cut into: of 512 at least, where the result has few tiles, until
- * they keep a GPU busy. */
+/* How many pieces a sum over `inner` rows is cut into: of 512 at least, until their tiles keep a GPU busy. */
 static int64_t pieces_of(matrix out, int64_t inner)
 {
-    enum { TILE = 128, TILES = 16, LEAST = 512, BUSY = 128 };
+    enum { TILE = 128, LEAST = 512, BUSY = 96 };
     const int64_t tiles = (out.rows + TILE - 1) / TILE * ((out.width + TILE - 1) / TILE);
     int64_t pieces = 1;
-    if (tiles > TILES) return 1;
     while (pieces * tiles < BUSY && inner % (2 * pieces) == 0 && inner / (2 * pieces) >= LEAST)
         pieces *= 2;
     return pieces;

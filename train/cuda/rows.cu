@@ -3,7 +3,7 @@
 #include "train/cuda/sum.cuh"
 #include "train/cuda/weights.cuh"
 
-enum { ROW_THREADS = 256, RUNS = 16 }; /* runs of the batch that one thread sums over */
+enum { ROW_THREADS = 256, RUNS = 16, AHEAD = 8 }; /* runs of the batch that one thread sums over, and reads */
 
 static __device__ __forceinline__ int number_of(numbers list, int64_t m, int64_t i)
 {
@@ -176,13 +176,18 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     const int t = (int)(n / packs), c = (int)(n % packs) * N;
     const int first = (int)blockIdx.y * RUNS, end = min(first + RUNS, runs);
     float sum[N] = {};
-#pragma unroll 4
-    for (int run = first; run < end; run++) {
-        float x[N];
-        load<N>(x, g, m, (int64_t)run * length + t, c);
+    for (int run = first; run < end; run += AHEAD) {
+        float x[AHEAD][N] = {};
 #pragma unroll
-        for (int k = 0; k < N; k++)
-            sum[k] += x[k];
+        for (int r = 0; r < AHEAD; r++)
+            if (run + r < end) fetch<N>(x[r], g, m, (int64_t)(run + r) * length + t, c);
+#pragma unroll
+        for (int r = 0; r < AHEAD; r++) {
+            widen<N>(x[r], g);
+#pragma unroll
+            for (int k = 0; k < N; k++)
+                sum[k] += x[r][k];
+        }
     }
     float *to = partial + ((int64_t)m * gridDim.y + blockIdx.y) * all * N + (int64_t)n * N;
 #pragma unroll

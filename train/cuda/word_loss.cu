@@ -22,34 +22,36 @@ static __device__ __forceinline__ int rounded_up(int rows)
     return (rows + WORD_TILE - 1) / WORD_TILE * WORD_TILE;
 }
 
-/* One block for each model. */
+/* One block for each model, whose warps have rows that follow each other. */
 static __global__ void __launch_bounds__(ORDER_THREADS)
     order_kernel(order o, int *count, int *packed, float *scale, numbers targets, int rows, int most)
 {
-    __shared__ int sums[ORDER_THREADS];
-    const int m = (int)blockIdx.x, each = (rows + ORDER_THREADS - 1) / ORDER_THREADS;
-    const int first = (int)threadIdx.x * each, end = min(first + each, rows);
+    enum { WARPS = ORDER_THREADS / 32 };
+    __shared__ int sums[WARPS];
+    const int m = (int)blockIdx.x, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const int each = (rows + ORDER_THREADS - 1) / ORDER_THREADS * 32;
+    const int first = min(warp * each, rows), end = min(first + each, rows);
     const int *target = targets.data + m * targets.model;
-    int sum = 0;
-    for (int i = first; i < end; i++)
+    int sum = 0, next = 0, all = 0;
+#pragma unroll 8
+    for (int i = first + lane; i < end; i += 32)
         sum += target[i] >= 0;
-    sums[threadIdx.x] = sum;
-    for (int step = 1; step < ORDER_THREADS; step *= 2) {
-        __syncthreads();
-        const int before = (int)threadIdx.x >= step ? sums[threadIdx.x - step] : 0;
-        __syncthreads();
-        sums[threadIdx.x] += before;
-    }
-    int next = sums[threadIdx.x] - sum;
-    for (int i = first; i < end; i++) {
-        const bool has = target[i] >= 0;
-        o.place[(int64_t)m * rows + i] = has ? next : -1;
-        if (!has) continue;
-        o.row[(int64_t)m * rows + next] = i;
-        packed[(int64_t)m * most + next++] = target[i];
-    }
+    sum = __reduce_add_sync(0xffffffffu, sum);
+    if (lane == 0) sums[warp] = sum;
     __syncthreads();
-    const int all = sums[ORDER_THREADS - 1];
+    for (int w = 0; w < WARPS; w++)
+        next += w < warp ? sums[w] : 0, all += sums[w];
+#pragma unroll 4
+    for (int i = first + lane; i - lane < end; i += 32) {
+        const int wanted = i < end ? target[i] : -1;
+        const unsigned have = __ballot_sync(0xffffffffu, wanted >= 0);
+        const int to = next + __popc(have & ((1u << lane) - 1));
+        next += __popc(have);
+        if (i < end) o.place[(int64_t)m * rows + i] = wanted >= 0 ? to : -1;
+        if (wanted < 0) continue;
+        o.row[(int64_t)m * rows + to] = i;
+        packed[(int64_t)m * most + to] = wanted;
+    }
     for (int i = all + (int)threadIdx.x; i < rounded_up(all); i += ORDER_THREADS)
         packed[(int64_t)m * most + i] = -1, scale[(int64_t)m * most + i] = INFINITY;
     if (threadIdx.x == 0) count[m] = all;
