@@ -357,7 +357,14 @@ int gguf_open(gguf **made, const char *path, io_error *error)
         mapped_close(&file);
     else
         (*made)->file = file;
+    /* Of the keys, most of which are the tokenizer's, hardly any is read again. */
+    if (!status) gguf_forget(*made, file.data, (size_t)((*made)->data - (*made)->begin));
     return status;
+}
+
+void gguf_forget(const gguf *g, const void *at, size_t bytes)
+{
+    if (g->file.data) mapped_forget(&g->file, at, bytes);
 }
 
 void gguf_close(gguf *g)

@@ -25,6 +25,8 @@ int gguf_open(gguf **made, const char *path, io_error *error);
 /* The same of bytes in memory, which must outlive it, as must `name`, which messages call them. */
 int gguf_open_bytes(gguf **made, const void *data, int64_t bytes, const char *name, io_error *error);
 void gguf_close(gguf *g); /* NULL is allowed */
+/* mapped_forget of bytes of the file, if gguf_open opened it. */
+void gguf_forget(const gguf *g, const void *at, size_t bytes);
 
 bool gguf_has(const gguf *g, const char *key);
 /* The value of a key, which must be there and be such: a whole number or a truth value, also any number as

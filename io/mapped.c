@@ -4,12 +4,15 @@
 
 #include "io/in_file.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
+
+/* With a page that is read Linux maps others within as many bytes of it. A multiple of the page. */
+enum { AROUND = 1 << 16 };
 
 int mapped_open(mapped *out, const char *path, io_error *error)
 {
@@ -36,10 +39,13 @@ void mapped_close(mapped *m)
     *m = (mapped){ 0 };
 }
 
-void mapped_forget(const void *at, size_t bytes)
+void mapped_forget(const mapped *m, const void *at, size_t bytes)
 {
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = ((uintptr_t)at + page - 1) / page * page,
-                    end = ((uintptr_t)at + bytes) / page * page;
+    const size_t size = (size_t)m->bytes, place = (size_t)((const unsigned char *)at - m->data);
+    /* From the mapping's first page on; never beyond it, where other memory lies. */
+    const size_t begin = (place < AROUND ? 0 : place - AROUND) / AROUND * AROUND;
+    const size_t end = size - place - bytes < AROUND ? size : place + bytes + AROUND;
+    assert(place <= size && bytes <= size - place);
     /* Where it fails they stay. */
-    if (begin < end) (void)madvise((void *)begin, end - begin, MADV_DONTNEED);
+    if (bytes > 0) (void)madvise((void *)(uintptr_t)(m->data + begin), end - begin, MADV_DONTNEED);
 }

@@ -18,8 +18,8 @@ typedef struct mapped {
 int mapped_open(mapped *out, const char *path, io_error *error);
 void mapped_close(mapped *m); /* and zeroes it */
 
-/* Bytes of a mapped file that will hardly be read again need not stay in memory. They can be read all the
- * same. */
-void mapped_forget(const void *at, size_t bytes);
+/* Bytes of the file that will hardly be read again need not stay in memory, nor what is mapped with them.
+ * They can be read all the same. */
+void mapped_forget(const mapped *m, const void *at, size_t bytes);
 
 #endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "lm/files.h"
 
-#include "io/mapped.h"
 #include "lm/names.h"
 #include "lm/path.h"
 #include "lm/store.h"
@@ -243,5 +242,5 @@ void lm_files_forget(const lm_files *f, lm_part part, int64_t layer)
 {
     assert(layer >= 0 && layer < layers_with(f, part));
     const source *s = source_at(f, part, layer);
-    if (s->rows) mapped_forget(s->array.data, (size_t)tensor_bytes(&s->array));
+    if (s->rows) lm_store_forget(f->store, s->array.data, (size_t)tensor_bytes(&s->array));
 }

@@ -2,6 +2,7 @@
 #include "lm/model.h"
 
 #include "io/half.h"
+#include "lm/manner.h"
 #include "train/mixer.h"
 
 #include <assert.h>
@@ -38,6 +39,7 @@ struct lm_text {
     const lm_model *of;
     lm_options options; /* of attention */
     int64_t room, most, length;
+    int64_t batch, most_batch; /* texts that are read side by side */
     memory memory;
     matrix *keys, *values; /* [layers], each [1][room][heads_kv head_dim] */
     matrix *decays;        /* [layers], each [1][room][heads_q], of models that forget */
@@ -128,53 +130,6 @@ static text_plans *plans_of(const lm_text *t, int64_t layer, int64_t head)
     return &t->plans[(layers_differ(t) ? layer * t->of->config->heads_q : 0) + head];
 }
 
-/* What attention does in one head. */
-typedef struct manner {
-    loam_mechanism mechanism;
-    double ridge, inverse_temperature;
-} manner;
-
-static manner manner_of(const lm_text *t, int64_t layer, int64_t head)
-{
-    const lm_options *o = &t->options;
-    if (o->heads) {
-        const lm_head *h = &o->heads[layer * t->of->config->heads_q + head];
-        return (manner){ isinf(h->ridge) ? LOAM_SOFTMAX : LOAM_LLA, h->ridge, h->inverse_temperature };
-    }
-    const bool has = (o->only < 0 || o->only == layer) && (o->only_head < 0 || o->only_head == head);
-    return (manner){ has ? o->mechanism : LOAM_SOFTMAX, o->ridge, o->inverse_temperature };
-}
-
-/* One call does them; their ridges may differ. */
-static bool are_alike(manner a, manner b)
-{
-    return a.mechanism == b.mechanism && !(a.inverse_temperature < b.inverse_temperature) &&
-           !(a.inverse_temperature > b.inverse_temperature);
-}
-
-/* How many heads from `first` on one call does: within those of one key-value head, or all of several. */
-static int64_t alike_from(const lm_text *t, int64_t layer, int64_t first)
-{
-    const lm_config *c = t->of->config;
-    if (!t->options.heads && t->options.only_head < 0) return c->heads_q;
-    const int64_t group = c->heads_q / c->heads_kv, left = group - first % group;
-    const manner its = manner_of(t, layer, first);
-    int64_t count = 1;
-    while (first + count < c->heads_q && are_alike(its, manner_of(t, layer, first + count)))
-        count++;
-    if (left < group) return count < left ? count : left;
-    return count < group ? count : count - count % group;
-}
-
-static bool ridges_differ(const lm_text *t, int64_t layer, int64_t first, int64_t count)
-{
-    bool differ = false;
-    for (int64_t head = first + 1; head < first + count && t->options.heads; head++)
-        differ |= manner_of(t, layer, head).ridge < manner_of(t, layer, first).ridge ||
-                  manner_of(t, layer, head).ridge > manner_of(t, layer, first).ridge;
-    return differ;
-}
-
 /* What is attended to at once: `queries` tokens at the end of those in use, of `count` heads. */
 typedef struct attended {
     int64_t layer, first, count, queries;
@@ -197,8 +152,9 @@ static loam_problem problem_of(const lm_text *t, attended what)
     const lm_model *m = t->of;
     const lm_config *c = m->config;
     const int64_t group = c->heads_q / c->heads_kv;
-    const bool causal = c->architecture != LM_BERT, step = what.queries == 1 && causal && !m->on->gpu;
-    const manner its = manner_of(t, what.layer, what.first);
+    const bool causal = c->architecture != LM_BERT,
+               step = what.queries == 1 && causal && !m->on->gpu && t->batch == 1;
+    const manner its = manner_of(&t->options, c, what.layer, what.first);
     loam_problem p = loam_problem_default(its.mechanism, step ? LOAM_DECODE : LOAM_FORWARD);
     p.dtype = m->on->operand;
     p.backend = machine_backend(m->on);
@@ -209,12 +165,13 @@ static loam_problem problem_of(const lm_text *t, attended what)
     p.causal = causal;
     p.scale = its.inverse_temperature * lm_config_scale(c, what.layer);
     p.decay = t->options.own && c->forgets;
+    if (t->batch > 1) p.batch = t->batch, p.len_kv = what.queries;
     if (is_split(t, &p)) p.batch = t->splits, p.len_kv = SPLIT, p.causal = 0;
     if (its.mechanism != LOAM_LLA) return p;
     p.ridge_unit = t->options.own ? c->ridge_unit : t->options.ridge_unit;
     if (t->options.own)
         p.ridge_axes = LOAM_RIDGE_TOKEN;
-    else if (ridges_differ(t, what.layer, what.first, what.count))
+    else if (manner_ridges_differ(&t->options, c, what.layer, what.first, what.count))
         p.ridge_axes = LOAM_RIDGE_HEAD;
     else
         p.ridge = its.ridge;
@@ -319,16 +276,18 @@ static void take_all(lm_text *t)
     if (on->gpu) take_step(t);
 }
 
-int lm_text_open(lm_text **made, const lm_model *m, int64_t room, int64_t chunk, io_error *error)
+static int open_text(lm_text **made, const lm_model *m, int64_t batch, int64_t room, int64_t chunk,
+                     io_error *error)
 {
     const lm_config *c = m->config;
     assert(chunk >= 1 && chunk <= room);
     *made = NULL;
-    if (c->context > 0 && room > c->context && c->rope_dim == 0)
-        return io_fail(error, EXIT_INPUT, "%lld tokens: the model has positions for %lld", (long long)room,
-                       (long long)c->context);
+    if (c->context > 0 && room / batch > c->context && c->rope_dim == 0)
+        return io_fail(error, EXIT_INPUT, "%lld tokens: the model has positions for %lld",
+                       (long long)(room / batch), (long long)c->context);
     lm_text *t = calloc(1, sizeof *t);
     if (!t) return io_fail(error, EXIT_INTERNAL, "out of memory for a text");
+    t->batch = 1, t->most_batch = batch;
     t->of = m, t->room = room, t->most = chunk, t->splits = (room + SPLIT - 1) / SPLIT;
     t->keys = calloc((size_t)c->layers, sizeof *t->keys),
     t->values = calloc((size_t)c->layers, sizeof *t->keys);
@@ -348,6 +307,16 @@ int lm_text_open(lm_text **made, const lm_model *m, int64_t room, int64_t chunk,
     else
         *made = t;
     return status;
+}
+
+int lm_text_open(lm_text **made, const lm_model *m, int64_t room, int64_t chunk, io_error *error)
+{
+    return open_text(made, m, 1, room, chunk, error);
+}
+
+int lm_text_open_batch(lm_text **made, const lm_model *m, int64_t most, int64_t length, io_error *error)
+{
+    return open_text(made, m, most, most * length, most * length, error);
 }
 
 void lm_text_close(lm_text *t)
@@ -371,6 +340,14 @@ void lm_text_rewind(lm_text *t, int64_t length)
 {
     assert(length >= 0 && length <= t->length);
     t->length = length;
+}
+
+void lm_text_batch(lm_text *t, int64_t texts)
+{
+    assert(texts >= 1 && texts <= t->most_batch);
+    t->length = 0;
+    if (t->batch != texts) drop_plans(t);
+    t->batch = texts;
 }
 
 int lm_text_attention(lm_text *t, const lm_options *options, io_error *error)
@@ -436,13 +413,14 @@ static int turn(const lm_text *t, matrix a, int64_t heads, io_error *error)
     const lm_config *c = t->of->config;
     loam_rope rope = loam_rope_default(a.dtype);
     loam_error reason;
-    rope.batch = 1, rope.heads = heads, rope.tokens = a.rows, rope.channels = c->head_dim;
+    rope.batch = t->batch, rope.heads = heads, rope.tokens = a.rows / t->batch, rope.channels = c->head_dim;
     rope.dim = c->rope_dim, rope.base = c->rope_base, rope.offset = t->length;
     rope.positions = is_step(t, a.rows) ? &t->place->first : NULL;
     rope.threads = t->of->on->threads;
     rope.backend = machine_backend(t->of->on), rope.stream = machine_stream(t->of->on);
-    const loam_const_view from = heads_of(a, c->head_dim);
-    const loam_view to = heads_view(a, c->head_dim);
+    loam_const_view from = heads_of(a, c->head_dim);
+    loam_view to = heads_view(a, c->head_dim);
+    from.batch = to.batch = rope.tokens * a.row;
     return loam_rope_apply(&rope, &from, &to, &reason) ? failed(&reason, error) : 0;
 }
 
@@ -454,6 +432,16 @@ static void split_args(const lm_text *t, matrix parts, matrix lse, loam_args *ar
     args->o = (loam_view){ parts.data, parts.row, t->of->config->head_dim, parts.row };
     args->lse = (loam_view){ lse.data, lse.row, 1, lse.row };
     args->lens_kv = t->split_counts;
+}
+
+/* Texts follow each other, each with `rows` of all there is. */
+static void batch_args(int64_t rows, loam_args *args)
+{
+    args->q.batch = rows * args->q.token, args->k.batch = rows * args->k.token;
+    args->v.batch = rows * args->v.token, args->o.batch = rows * args->o.token;
+    args->probe.batch = rows * args->probe.token, args->ridge.batch = rows * args->ridge.token;
+    args->log_decay.batch = rows * args->log_decay.token;
+    args->lens_kv = NULL;
 }
 
 /* What a call reads and writes: columns of rows of all heads. */
@@ -493,11 +481,12 @@ static int attend_heads(lm_text *t, attended what, matrix o, matrix q, io_error 
     loam_error reason;
     const int status = plan_for(t, what, &plan, error);
     if (status) return status;
-    const bool split = loam_plan_problem(plan)->batch > 1;
+    const bool split = t->batch == 1 && loam_plan_problem(plan)->batch > 1;
     const matrix out = matrix_columns(o, from, width),
                  parts = split ? matrix_columns(t->parts, from, width) : none,
                  lse = split ? matrix_columns(t->lse, what.first, what.count) : none;
     loam_args args = args_of(t, what, loam_plan_problem(plan), out, q);
+    if (t->batch > 1) batch_args(what.queries, &args);
     if (split) split_args(t, parts, lse, &args);
     if (loam_run(plan, &args, &reason)) return failed(&reason, error);
     if (split) on->op->merge_parts(on, out, parts, lse);
@@ -506,10 +495,10 @@ static int attend_heads(lm_text *t, attended what, matrix o, matrix q, io_error 
 
 static int attend(lm_text *t, int64_t layer, matrix o, matrix q, io_error *error)
 {
-    attended what = { layer, 0, 0, q.rows };
+    attended what = { layer, 0, 0, q.rows / t->batch };
     int status = 0;
     for (; !status && what.first < t->of->config->heads_q; what.first += what.count) {
-        what.count = alike_from(t, layer, what.first);
+        what.count = manner_count(&t->options, t->of->config, layer, what.first);
         status = attend_heads(t, what, o, q, error);
     }
     return status;
@@ -637,7 +626,7 @@ static void embed(const lm_text *t, matrix x, matrix y)
         on->op->embed(on, y, places, place_of(t), none);
         on->op->combine(on, x, 1, x, 1, y);
     } else if (places.data) {
-        on->op->add_positions(on, x, matrix_rows(places, t->length, x.rows));
+        on->op->add_positions(on, x, matrix_rows(places, t->length, x.rows / t->batch));
     }
     if (types.data) on->op->add_positions(on, x, matrix_rows(types, 0, 1));
 }
@@ -654,6 +643,7 @@ static void enter(const lm_text *t, matrix x)
 static int check_tokens(const lm_text *t, const int32_t *tokens, int64_t count, io_error *error)
 {
     const lm_config *c = t->of->config;
+    assert(count % t->batch == 0 && (t->batch == 1 || t->length == 0));
     if (count < 1 || count > t->most || count > t->room - t->length)
         return io_fail(error, EXIT_INPUT, "%lld tokens at once: expected 1 to %lld", (long long)count,
                        (long long)(t->most < t->room - t->length ? t->most : t->room - t->length));

@@ -55,11 +55,17 @@ typedef struct lm_text lm_text;
 /* room: tokens at most; chunk <= room: at most so many at a time. On failure *made is NULL. A model is
  * constant: several texts may be read at once. */
 int lm_text_open(lm_text **made, const lm_model *m, int64_t room, int64_t chunk, io_error *error);
+/* For up to `most` texts of `length` tokens each, which are read side by side, each as it is alone. */
+int lm_text_open_batch(lm_text **made, const lm_model *m, int64_t most, int64_t length, io_error *error);
 void lm_text_close(lm_text *t); /* NULL is allowed */
 
 int64_t lm_text_length(const lm_text *t);
 /* Forgets all tokens but the first `length`. */
 void lm_text_rewind(lm_text *t, int64_t length);
+
+/* From now on so many texts of one length are read at once and whole: their tokens and rows follow each
+ * other, text by text. 1: one text, in any pieces. What was read is forgotten. */
+void lm_text_batch(lm_text *t, int64_t texts);
 
 /* From now on its attention is that of these options; weights stay, and so does what was read. LOAM_PARALLAX
  * only where the model has it. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "lm/model.h"
+#include "lm/manner.h"
 
 #include <math.h>
 
@@ -37,4 +37,44 @@ int lm_options_check(const lm_options *o, const lm_config *c, io_error *error)
         return io_fail(error, EXIT_USAGE, "head %lld: the model's layers have %lld", (long long)o->only_head,
                        (long long)c->heads_q);
     return o->heads ? check_heads(c, o->heads, error) : 0;
+}
+
+/* ---- heads */
+
+manner manner_of(const lm_options *o, const lm_config *c, int64_t layer, int64_t head)
+{
+    if (o->heads) {
+        const lm_head *h = &o->heads[layer * c->heads_q + head];
+        return (manner){ isinf(h->ridge) ? LOAM_SOFTMAX : LOAM_LLA, h->ridge, h->inverse_temperature };
+    }
+    const bool has = (o->only < 0 || o->only == layer) && (o->only_head < 0 || o->only_head == head);
+    return (manner){ has ? o->mechanism : LOAM_SOFTMAX, o->ridge, o->inverse_temperature };
+}
+
+static bool are_alike(manner a, manner b)
+{
+    return a.mechanism == b.mechanism && !(a.inverse_temperature < b.inverse_temperature) &&
+           !(a.inverse_temperature > b.inverse_temperature);
+}
+
+int64_t manner_count(const lm_options *o, const lm_config *c, int64_t layer, int64_t first)
+{
+    if (!o->heads && o->only_head < 0) return c->heads_q;
+    const int64_t group = c->heads_q / c->heads_kv, left = group - first % group;
+    const manner its = manner_of(o, c, layer, first);
+    int64_t count = 1;
+    while (first + count < c->heads_q && are_alike(its, manner_of(o, c, layer, first + count)))
+        count++;
+    if (left < group) return count < left ? count : left;
+    return count < group ? count : count - count % group;
+}
+
+bool manner_ridges_differ(const lm_options *o, const lm_config *c, int64_t layer, int64_t first,
+                          int64_t count)
+{
+    const double its = manner_of(o, c, layer, first).ridge;
+    bool differ = false;
+    for (int64_t head = first + 1; head < first + count && o->heads; head++)
+        differ |= manner_of(o, c, layer, head).ridge < its || manner_of(o, c, layer, head).ridge > its;
+    return differ;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "lm/score.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -13,10 +14,11 @@ struct scorer {
     int64_t vocabulary, rows;
     lm_text *text;
     memory room;
+    matrix apart;          /* divergences */
     matrix logits, losses; /* losses, targets and count: of a GPU, which sends back no logits */
     int32_t *targets;
     int64_t *count;
-    float *host; /* the losses in host memory */
+    float *host; /* losses and divergences in host memory */
 };
 
 bool score_window_at(score_window *w, int64_t tokens, int64_t length, bool prefix, int64_t index)
@@ -33,6 +35,7 @@ bool score_window_at(score_window *w, int64_t tokens, int64_t length, bool prefi
 static void take_rows(scorer *s)
 {
     s->logits = memory_matrix(&s->room, s->on->dtype, 1, s->rows, s->vocabulary);
+    s->apart = memory_matrix(&s->room, s->on->dtype, 1, s->rows, 1);
     if (!s->on->gpu) return;
     s->losses = memory_matrix(&s->room, s->on->dtype, 1, s->rows, 2);
     s->targets = memory_take(&s->room, s->rows, sizeof *s->targets);
@@ -40,6 +43,11 @@ static void take_rows(scorer *s)
 }
 
 int scorer_open(scorer **made, const lm_model *m, int64_t length, io_error *error)
+{
+    return scorer_open_batch(made, m, 1, length, error);
+}
+
+int scorer_open_batch(scorer **made, const lm_model *m, int64_t most, int64_t length, io_error *error)
 {
     *made = NULL;
     scorer *s = calloc(1, sizeof *s);
@@ -49,8 +57,8 @@ int scorer_open(scorer **made, const lm_model *m, int64_t length, io_error *erro
     take_rows(s);
     bool there = memory_open(&s->room, s->on);
     if (there) take_rows(s);
-    if (there && s->on->gpu) there = (s->host = calloc(2 * (size_t)s->rows, sizeof *s->host)) != NULL;
-    const int status = there ? lm_text_open(&s->text, m, length, length, error)
+    if (there) there = (s->host = calloc(2 * (size_t)s->rows, sizeof *s->host)) != NULL;
+    const int status = there ? lm_text_open_batch(&s->text, m, most, length, error)
                              : io_fail(error, EXIT_INTERNAL, "out of memory for logits");
     if (status)
         scorer_close(s);
@@ -93,14 +101,29 @@ static int score_on_gpu(scorer *s, matrix logits, const int32_t *targets, double
     return status;
 }
 
-static int score_rows(scorer *s, matrix hidden, const int32_t *targets, double *nll, io_error *error)
+/* The logits of rows, at most `rows`. */
+static matrix logits_of(scorer *s, matrix hidden)
 {
     const matrix logits = matrix_rows(s->logits, 0, hidden.rows);
     lm_text_logits(s->text, hidden, logits);
+    return logits;
+}
+
+static int score_logits(scorer *s, matrix logits, const int32_t *targets, double *nll, io_error *error)
+{
     if (s->on->gpu) return score_on_gpu(s, logits, targets, nll, error);
 #pragma omp parallel for num_threads(s->on->threads) schedule(static)
-    for (int64_t i = 0; i < hidden.rows; i++)
+    for (int64_t i = 0; i < logits.rows; i++)
         nll[i] = nll_of((const float *)logits.data + i * s->vocabulary, s->vocabulary, targets[i]);
+    return 0;
+}
+
+static int check_targets(const scorer *s, const int32_t *targets, int64_t scored, io_error *error)
+{
+    for (int64_t i = 0; i < scored; i++)
+        if (targets[i] < 0 || targets[i] >= s->vocabulary)
+            return io_fail(error, EXIT_INPUT, "token %d: the model has %lld", targets[i],
+                           (long long)s->vocabulary);
     return 0;
 }
 
@@ -109,15 +132,11 @@ lm_text *scorer_text(const scorer *s) { return s->text; }
 int scorer_rows(scorer *s, matrix hidden, const int32_t *targets, int64_t scored, double *nll,
                 io_error *error)
 {
-    int status = 0;
-    for (int64_t i = 0; i < scored; i++)
-        if (!status && (targets[i] < 0 || targets[i] >= s->vocabulary))
-            status = io_fail(error, EXIT_INPUT, "token %d: the model has %lld", targets[i],
-                             (long long)s->vocabulary);
+    int status = check_targets(s, targets, scored, error);
     for (int64_t first = 0; !status && first < scored; first += s->rows) {
         const int64_t rows = scored - first < s->rows ? scored - first : s->rows;
-        status = score_rows(s, matrix_rows(hidden, hidden.rows - scored + first, rows), targets + first,
-                            nll + first, error);
+        const matrix logits = logits_of(s, matrix_rows(hidden, hidden.rows - scored + first, rows));
+        status = score_logits(s, logits, targets + first, nll + first, error);
     }
     return status;
 }
@@ -129,4 +148,39 @@ int scorer_run(scorer *s, const int32_t *tokens, int64_t count, const int32_t *t
     lm_text_rewind(s->text, 0);
     const int status = lm_text_read(s->text, tokens, count, &hidden, error);
     return status ? status : scorer_rows(s, hidden, targets, scored, nll, error);
+}
+
+static int score_pair_rows(scorer *s, scorer *teacher, matrix hidden, matrix taught, const int32_t *targets,
+                           score_pair to, io_error *error)
+{
+    const machine *on = s->on;
+    const matrix logits = logits_of(s, hidden), wanted = logits_of(teacher, taught);
+    const matrix apart = matrix_rows(s->apart, 0, logits.rows);
+    int status = score_logits(s, logits, targets, to.nll, error);
+    if (!status) status = score_logits(teacher, wanted, targets, to.teacher, error);
+    if (status) return status;
+    on->op->divergence(on, apart, wanted, logits);
+    status = lm_model_fetch(s->model, s->host, apart, error);
+    for (int64_t i = 0; !status && i < logits.rows; i++)
+        to.divergence[i] = (double)s->host[i];
+    return status;
+}
+
+int scorer_run_pair(scorer *s, scorer *teacher, const int32_t *tokens, int64_t count, const int32_t *targets,
+                    int64_t scored, score_pair to, io_error *error)
+{
+    matrix hidden, taught;
+    assert(s->vocabulary == teacher->vocabulary && s->on == teacher->on);
+    int status = check_targets(s, targets, scored, error);
+    lm_text_rewind(s->text, 0);
+    lm_text_rewind(teacher->text, 0);
+    if (!status) status = lm_text_read(s->text, tokens, count, &hidden, error);
+    if (!status) status = lm_text_read(teacher->text, tokens, count, &taught, error);
+    for (int64_t first = 0; !status && first < scored; first += s->rows) {
+        const int64_t rows = scored - first < s->rows ? scored - first : s->rows, at = count - scored + first;
+        const score_pair part = { to.nll + first, to.teacher + first, to.divergence + first };
+        status = score_pair_rows(s, teacher, matrix_rows(hidden, at, rows), matrix_rows(taught, at, rows),
+                                 targets + first, part, error);
+    }
+    return status;
 }

@@ -174,6 +174,16 @@ int lm_store_find(const lm_store *s, const char *name, tensor *out, bool *found,
     return *found ? place_of(from, name, &place, out, error) : 0;
 }
 
+void lm_store_forget(const lm_store *s, const void *at, size_t bytes)
+{
+    if (s->one) gguf_forget(s->one, at, bytes);
+    for (size_t i = 0; i < s->shard_count; i++) {
+        const mapped *file = &s->shards[i].file;
+        const uintptr_t begin = (uintptr_t)file->data, place = (uintptr_t)at;
+        if (place >= begin && place - begin < (size_t)file->bytes) mapped_forget(file, at, bytes);
+    }
+}
+
 int lm_store_each(const lm_store *s, int (*visit)(void *context, gguf_text name), void *context)
 {
     int status = 0;

@@ -17,6 +17,8 @@ const gguf *lm_store_gguf(const lm_store *s);
 int64_t lm_store_count(const lm_store *s);
 /* *found: there is one. An array of whole numbers, say, is an error. */
 int lm_store_find(const lm_store *s, const char *name, tensor *out, bool *found, io_error *error);
+/* mapped_forget of what an array has. */
+void lm_store_forget(const lm_store *s, const void *at, size_t bytes);
 /* Stops at the first name that `visit` returns not 0 for, which is then the result. */
 int lm_store_each(const lm_store *s, int (*visit)(void *context, gguf_text name), void *context);
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 /* Rows of a part that are converted at a time. */
-enum { ROWS_AT_ONCE = 1024 };
+enum { ROWS_AT_ONCE = 256 };
 
 static matrix *slot_of(lm_weights *w, int64_t layer, lm_part part)
 {

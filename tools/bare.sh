@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# bare.sh [demo|test]: what somebody with a bare Debian 12 sees. Makes one in a temporary folder (apt, git,
-# make and ca-certificates, nothing else, from this machine's package sources), clones HEAD into it and runs
-# `make demo`, then `make test`, or only the one named. Needs root and mmdebstrap; outside CI it says so and
-# passes where it lacks them.
+# bare.sh [demo|test|demo-lm]: what somebody with a bare Debian 12 sees. Makes one in a temporary folder (apt,
+# git, make and ca-certificates, nothing else, from this machine's package sources), clones HEAD into it and
+# runs `make demo`, then `make test`, or only the one named. Needs root and mmdebstrap; outside CI it says so
+# and passes where it lacks them.
 set -eu
 tree=$(cd "$(dirname "$0")/.." && pwd)
 
@@ -33,6 +33,9 @@ inside()
     # Terminals of its own: a test opens one.
     mount -t devpts -o newinstance,ptmxmode=0666 devpts "$bare/root/dev/pts"
     ln -sf pts/ptmx "$bare/root/dev/ptmx"
+    # Whom this machine trusts: where a proxy stands between it and PyPI, its certificate too.
+    [ ! -e /etc/ssl/certs/ca-certificates.crt ] ||
+        cp -L /etc/ssl/certs/ca-certificates.crt "$bare/root/etc/ssl/certs/ca-certificates.crt"
     git clone --quiet --depth 1 "file://$tree" "$bare/root/loam"
     times="a bare Debian $(cat "$bare/root/etc/debian_version"): $(($(date +%s) - begun)) s"
 
@@ -40,7 +43,8 @@ inside()
         echo "bare: make $target"
         begun=$(date +%s)
         chroot "$bare/root" env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin \
-            ${http_proxy:+http_proxy="$http_proxy"} make --no-print-directory -C /loam "$target"
+            ${http_proxy:+http_proxy="$http_proxy"} ${https_proxy:+https_proxy="$https_proxy"} \
+            ${PIP_INDEX_URL:+PIP_INDEX_URL="$PIP_INDEX_URL"} make --no-print-directory -C /loam "$target"
         times="$times, make $target: $(($(date +%s) - begun)) s"
     done
     echo "$times"
@@ -48,14 +52,14 @@ inside()
 
 case ${1:-} in
     '') targets='demo test' ;;
-    demo | test) targets=$1 ;;
+    demo | test | demo-lm) targets=$1 ;;
     --inside)
         shift
         inside "$@"
         exit
         ;;
     *)
-        echo "usage: tools/bare.sh [demo|test]" >&2
+        echo "usage: tools/bare.sh [demo|test|demo-lm]" >&2
         exit 2
         ;;
 esac

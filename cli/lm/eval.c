@@ -20,9 +20,9 @@ static const char ABOUT[] =
     "have the largest sum of log p after the question, or, by characters, the largest mean.";
 
 typedef struct request {
-    const char *texts, *out, *choices, *form, *subject;
+    const char *texts, *out, *choices, *form, *subject, *teacher;
     int64_t context, most;
-    lm_words against; /* mechanism NULL: nothing is compared; sharpen 0: not given */
+    lm_words against; /* mechanism and teacher NULL: nothing is compared; sharpen 0: not given */
 } request;
 
 /* Over windows, of a sum x over the tokens of each, of which there are n. */
@@ -34,19 +34,25 @@ typedef struct total {
 typedef struct result {
     int64_t tokens, bytes, windows;
     double nn;
-    total nll, change; /* change: from the attention that it is measured against */
+    total nll, change, divergence; /* from what it is measured against */
 } result;
 
 static void add_sum(total *t, double n, double x) { t->x += x, t->xx += x * x, t->nx += n * x; }
 
 static void add_total(total *to, const total *t) { to->x += t->x, to->xx += t->xx, to->nx += t->nx; }
 
-static void add_window(result *r, int64_t scored, double nll, double against)
+/* Sums over a window. */
+typedef struct sums {
+    double nll, against, divergence;
+} sums;
+
+static void add_window(result *r, int64_t scored, sums s)
 {
     const double n = (double)scored;
     r->tokens += scored, r->windows++, r->nn += n * n;
-    add_sum(&r->nll, n, nll);
-    add_sum(&r->change, n, nll - against);
+    add_sum(&r->nll, n, s.nll);
+    add_sum(&r->change, n, s.nll - s.against);
+    add_sum(&r->divergence, n, s.divergence);
 }
 
 static void add_result(result *to, const result *r)
@@ -54,6 +60,7 @@ static void add_result(result *to, const result *r)
     to->tokens += r->tokens, to->bytes += r->bytes, to->windows += r->windows, to->nn += r->nn;
     add_total(&to->nll, &r->nll);
     add_total(&to->change, &r->change);
+    add_total(&to->divergence, &r->divergence);
 }
 
 static double mean_of(const result *r, const total *t) { return t->x / (double)r->tokens; }
@@ -71,34 +78,40 @@ static double bits_of(const result *r) { return r->nll.x / ((double)r->bytes * l
 typedef struct evaluation {
     lm_session session;
     lm_model *other;          /* NULL: nothing is compared */
+    lm_files *files;          /* its own, where it is another model, */
+    tokenizer *tokens;        /* and its tokenizer */
     scorer *scorer, *against; /* against: of the other */
     int64_t length;
     int32_t bos;
     int32_t *inputs;
-    double *nll;
+    double *nll; /* [3][length] */
     io_error *error;
 } evaluation;
 
-/* The sum over a window. Its tokens are `inputs`, and what they predict begins `scored` before their end. */
-static int sum_window(evaluation *e, scorer *by, const tokens *text, const score_window *w, double *sum)
+static double sum_of(const double *x, int64_t count)
 {
-    const int32_t *const targets = text->id + w->begin + 1 + w->inputs - w->scored;
-    const int status = scorer_run(by, e->inputs, w->inputs, targets, w->scored, e->nll, e->error);
-    *sum = 0;
-    for (int64_t i = 0; !status && i < w->scored; i++)
-        *sum += e->nll[i];
-    return status;
+    double sum = 0;
+    for (int64_t i = 0; i < count; i++)
+        sum += x[i];
+    return sum;
 }
 
+/* Its tokens become `inputs`, and what they predict begins `scored` before their end. */
 static int run_window(evaluation *e, const tokens *text, const score_window *w, result *r)
 {
-    double nll, against = 0;
+    const int32_t *const targets = text->id + w->begin + 1 + w->inputs - w->scored;
+    const score_pair pair = { e->nll, e->nll + e->length, e->nll + 2 * e->length };
     for (int64_t i = 0; i < w->inputs; i++)
         e->inputs[i] = w->begin + i < 0 ? e->bos : text->id[w->begin + i];
-    int status = sum_window(e, e->scorer, text, w, &nll);
-    if (!status && e->against) status = sum_window(e, e->against, text, w, &against);
-    if (!status) add_window(r, w->scored, nll, against);
-    return status;
+    const int status = e->against ? scorer_run_pair(e->scorer, e->against, e->inputs, w->inputs, targets,
+                                                    w->scored, pair, e->error)
+                                  : scorer_run(e->scorer, e->inputs, w->inputs, targets, w->scored, e->nll,
+                                               e->error);
+    if (status) return status;
+    const sums all = { sum_of(pair.nll, w->scored), sum_of(pair.teacher, w->scored),
+                       sum_of(pair.divergence, w->scored) };
+    add_window(r, w->scored, all);
+    return 0;
 }
 
 static int64_t windows_of(const evaluation *e, const tokens *text)
@@ -126,6 +139,19 @@ static int run_text(evaluation *e, const char *name, const tokens *text, result 
     return status;
 }
 
+/* Both models must read the same tokens. */
+static int check_tokens(evaluation *e, const char *path, const char *text, size_t bytes, const tokens *own)
+{
+    tokens other = { 0 };
+    int status = tokenizer_encode(e->tokens, text, bytes, false, &other, e->error);
+    if (!status && (other.count != own->count ||
+                    (own->count > 0 && memcmp(other.id, own->id, (size_t)own->count * sizeof *own->id) != 0)))
+        status = io_fail(e->error, EXIT_INPUT, "--against-model: its tokenizer makes other tokens of %s",
+                         path);
+    tokens_free(&other);
+    return status;
+}
+
 /* The tokens of a file, at most `most`, and the bytes of those that are scored. */
 static int text_tokens(evaluation *e, const char *path, int64_t most, tokens *out, int64_t *bytes)
 {
@@ -134,6 +160,7 @@ static int text_tokens(evaluation *e, const char *path, int64_t most, tokens *ou
     size_t count = 0;
     int status = lm_text_file(&text, &count, path, e->error);
     if (!status) status = tokenizer_encode(e->session.tokens, text, count, false, out, e->error);
+    if (!status && e->tokens) status = check_tokens(e, path, text, count, out);
     if (!status && most > 0 && out->count > most) out->count = most;
     if (!status && out->count <= unscored)
         status = io_fail(e->error, EXIT_INPUT, "%s: %lld tokens, too few to predict", path,
@@ -151,7 +178,9 @@ static void print_result(const evaluation *e, const char *name, const result *r)
 {
     printf("%-32s %10lld %10.4f %8.4f %10.4f", name, (long long)r->tokens, mean_of(r, &r->nll),
            error_of(r, &r->nll), bits_of(r));
-    if (e->against) printf(" %+10.4f %8.4f", mean_of(r, &r->change), error_of(r, &r->change));
+    if (e->against)
+        printf(" %+10.4f %8.4f %10.3g %8.2g", mean_of(r, &r->change), error_of(r, &r->change),
+               mean_of(r, &r->divergence), error_of(r, &r->divergence));
     printf("\n");
     fflush(stdout);
 }
@@ -160,17 +189,19 @@ static void write_result(const evaluation *e, FILE *csv, const char *name, const
 {
     fprintf(csv, "%s,%lld,%lld,%.9g,%.3g,%.9g", name, (long long)r->tokens, (long long)r->bytes,
             mean_of(r, &r->nll), error_of(r, &r->nll), bits_of(r));
-    if (e->against) fprintf(csv, ",%.6g,%.3g", mean_of(r, &r->change), error_of(r, &r->change));
+    if (e->against)
+        fprintf(csv, ",%.6g,%.3g,%.6g,%.3g", mean_of(r, &r->change), error_of(r, &r->change),
+                mean_of(r, &r->divergence), error_of(r, &r->divergence));
     fprintf(csv, "\n");
 }
 
 static void print_header(const evaluation *e, FILE *csv)
 {
     printf("%-32s %10s %10s %8s %10s%s\n", "text", "tokens", "nll", "+-", "bits/byte",
-           e->against ? "     change       +-" : "");
+           e->against ? "     change       +-         KL       +-" : "");
     if (csv)
         fprintf(csv, "text,tokens,bytes,nll,nll_error,bits_per_byte%s\n",
-                e->against ? ",change,change_error" : "");
+                e->against ? ",change,change_error,kl,kl_error" : "");
 }
 
 static int run_texts(evaluation *e, const request *r, char *list, FILE *csv)
@@ -203,21 +234,39 @@ int32_t lm_prefix(const tokenizer *t, const lm_config *c)
     return end >= 0 ? end : c->bos;
 }
 
-static int open_evaluation(evaluation *e, const request *r, io_error *error)
+/* Does it predict, and how many tokens of a window can it read? */
+static int check_model(evaluation *e, const lm_model *m, int64_t wanted, io_error *error)
 {
-    const lm_config *c = lm_model_config(e->session.model);
+    const lm_config *c = lm_model_config(m);
     if (c->architecture == LM_BERT)
         return io_fail(error, EXIT_INPUT, "a bert model predicts no next token; see loam lm embed");
-    if (r->context > c->context)
+    if (wanted > c->context)
         return io_fail(error, EXIT_USAGE, "--context %lld: the model reads at most %lld tokens",
-                       (long long)r->context, (long long)c->context);
-    e->length = r->context > 0 ? r->context : c->context < 1024 ? c->context : 1024;
-    e->bos = lm_prefix(e->session.tokens, c);
+                       (long long)wanted, (long long)c->context);
+    e->length = c->context < e->length ? c->context : e->length;
+    return 0;
+}
+
+static int open_evaluation(evaluation *e, const request *r, io_error *error)
+{
+    e->length = r->context > 0 ? r->context : 1024;
+    int status = check_model(e, e->session.model, r->context, error);
+    if (!status && e->other) status = check_model(e, e->other, r->context, error);
+    if (status) return status;
+    e->bos = lm_prefix(e->session.tokens, lm_model_config(e->session.model));
     e->inputs = calloc((size_t)e->length, sizeof *e->inputs),
-    e->nll = calloc((size_t)e->length, sizeof *e->nll);
+    e->nll = calloc((size_t)e->length, 3 * sizeof *e->nll);
     if (!e->inputs || !e->nll) return io_fail(error, EXIT_INTERNAL, "out of memory for a window");
-    const int status = scorer_open(&e->scorer, e->session.model, e->length, error);
+    status = scorer_open(&e->scorer, e->session.model, e->length, error);
     return status || !e->other ? status : scorer_open(&e->against, e->other, e->length, error);
+}
+
+static void print_other(const evaluation *e, const request *r)
+{
+    char text[LM_ATTENTION];
+    printf("change, and KL of its predictions from: %s%s%s\n", r->teacher ? r->teacher : "",
+           r->teacher && r->against.mechanism ? ", " : "",
+           r->teacher && !r->against.mechanism ? "" : lm_session_attention(&e->session, &r->against, text));
 }
 
 static int evaluate(evaluation *e, const request *r, const lm_words *words, io_error *error)
@@ -230,7 +279,7 @@ static int evaluate(evaluation *e, const request *r, const lm_words *words, io_e
     if (!status) {
         printf("attention: %s; windows of %lld tokens\n", lm_session_attention(&e->session, words, text),
                (long long)e->length);
-        if (e->other) printf("change: from %s\n", lm_session_attention(&e->session, &r->against, text));
+        if (e->other) print_other(e, r);
         printf("\n");
         status = run_texts(e, r, list, out ? out_stream(out) : NULL);
     }
@@ -242,14 +291,48 @@ static int evaluate(evaluation *e, const request *r, const lm_words *words, io_e
     return status;
 }
 
-/* The same model with other attention: in the words, that and the inverse temperature are its own. */
-static int open_other(evaluation *e, const lm_words *words, lm_words *against, io_error *error)
+static int open_teacher(evaluation *e, const char *path, const lm_words *words, io_error *error)
 {
-    const char *const mechanism = against->mechanism;
-    const double sharpen = against->sharpen > 0 ? against->sharpen : 1;
-    *against = *words;
-    against->mechanism = mechanism, against->sharpen = sharpen;
-    return lm_session_other(&e->other, &e->session, against, "against", error);
+    int status = lm_files_open(&e->files, path, error);
+    if (!status) status = tokenizer_open(&e->tokens, words->tokenizer ? words->tokenizer : path, error);
+    if (status) return status;
+    const int64_t its = lm_files_config(e->files)->vocabulary,
+                  own = lm_files_config(e->session.files)->vocabulary;
+    return its == own ? 0
+                      : io_fail(error, EXIT_INPUT, "--against-model %s: %lld words, the other has %lld", path,
+                                (long long)its, (long long)own);
+}
+
+/* What it is measured against: another model, or the same one with other attention. In the words, that and
+ * the inverse temperature are its own. */
+static int open_other(evaluation *e, const lm_words *words, request *r, io_error *error)
+{
+    const lm_words of = r->against;
+    int status = r->teacher ? open_teacher(e, r->teacher, words, error) : 0;
+    r->against = *words;
+    r->against.mechanism = of.mechanism, r->against.sharpen = of.sharpen > 0 ? of.sharpen : 1;
+    if (!status)
+        status = lm_session_other(&e->other, &e->session, e->files ? e->files : e->session.files, &r->against,
+                                  "against", error);
+    return status;
+}
+
+static int check_request(const request *r, io_error *error)
+{
+    if (r->subject && !r->choices) return io_fail(error, EXIT_USAGE, "--subject is for --choices");
+    if (r->teacher && r->choices) return io_fail(error, EXIT_USAGE, "--against-model is for --text");
+    if (r->against.sharpen > 0 && !r->against.mechanism && !r->teacher)
+        return io_fail(error, EXIT_USAGE, "--against-sharpen is for --against");
+    return 0;
+}
+
+static int run_request(evaluation *e, request *r, const char *model, const lm_words *words, io_error *error)
+{
+    int status = lm_session_open(&e->session, model, words, error);
+    if (!status && (r->against.mechanism || r->teacher)) status = open_other(e, words, r, error);
+    const choose_request choose = { r->choices, r->form, r->out, r->subject, e->other };
+    if (status) return status;
+    return r->choices ? choose_run(&e->session, &choose, error) : evaluate(e, r, words, error);
 }
 
 int lm_eval(int argc, char **argv, io_error *error)
@@ -270,7 +353,9 @@ int lm_eval(int argc, char **argv, io_error *error)
         { "most", OPTION_INT, &r.most, 1, 1e15, "N", "the first N tokens of each text; default all" },
         { "out", OPTION_TEXT, &r.out, 0, 0, "FILE.csv", "the table, or the sums of all choices, as a file" },
         { "against", OPTION_TEXT, &r.against.mechanism, 0, 0, "NAME",
-          "also by this attention, and what --mechanism changes" },
+          "also by this attention: what --mechanism changes, and the divergence of what is predicted" },
+        { "against-model", OPTION_TEXT, &r.teacher, 0, 0, "MODEL",
+          "also by this model, of the same tokenizer; its attention: --against, or its own" },
         { "against-sharpen", OPTION_REAL, &r.against.sharpen, 1e-3, 1e3, "X",
           "there scores are multiplied by X; default 1" },
         LM_OPTION_ROWS(words),
@@ -280,18 +365,14 @@ int lm_eval(int argc, char **argv, io_error *error)
     if (status || help) return status;
     if (argc != 2 || !r.texts == !r.choices)
         return io_fail(error, EXIT_USAGE, "expected one model, and --text or --choices; usage: %s", USAGE);
-    if (r.subject && !r.choices) return io_fail(error, EXIT_USAGE, "--subject is for --choices");
-    if (r.against.sharpen > 0 && !r.against.mechanism)
-        return io_fail(error, EXIT_USAGE, "--against-sharpen is for --against");
+    if ((status = check_request(&r, error))) return status;
     evaluation e = { .error = error };
-    status = lm_session_open(&e.session, argv[1], &words, error);
-    if (!status && r.against.mechanism) status = open_other(&e, &words, &r.against, error);
-    const choose_request choose = { r.choices, r.form, r.out, r.subject, e.other };
-    if (!status)
-        status = r.choices ? choose_run(&e.session, &choose, error) : evaluate(&e, &r, &words, error);
+    status = run_request(&e, &r, argv[1], &words, error);
     scorer_close(e.scorer);
     scorer_close(e.against);
     lm_model_close(e.other);
+    tokenizer_close(e.tokens);
+    lm_files_close(e.files);
     free(e.inputs);
     free(e.nll);
     lm_session_close(&e.session);

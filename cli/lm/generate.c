@@ -110,13 +110,16 @@ static void put(size_t bytes, const char *text)
     fflush(stdout);
 }
 
-/* Writes up to `most` tokens after the prompt; *written of them. */
-static int write_text(writer *w, matrix hidden, int64_t most, int64_t *written, io_error *error)
+/* Writes up to `most` tokens after the prompt; *written of them, the first at *first: then a GPU has read
+ * all of the prompt. */
+static int write_text(writer *w, matrix hidden, int64_t most, int64_t *written, double *first,
+                      io_error *error)
 {
     int status = 0;
     for (*written = 0; !status && *written < most;) {
         int32_t token = -1;
         status = next_token(w, hidden, *written, &token, error);
+        if (*written == 0) *first = lm_seconds();
         if (status || ends(lm_model_config(w->session.model), token)) break;
         put(token_stream_put(&w->stream, token, w->out), w->out);
         if (++*written < most) status = lm_text_read(w->text, &token, 1, &hidden, error);
@@ -182,15 +185,16 @@ static int generate(writer *w, const request *r, const tokens *prompt, io_error 
     int status = open_writer(w, r, prompt->count + r->tokens, error);
     const double begun = lm_seconds();
     if (!status) status = read_prompt(w, prompt, &hidden, error);
-    const double read = lm_seconds();
-    if (!status) status = write_text(w, hidden, r->tokens, &written, error);
+    double first = 0;
+    if (!status) status = write_text(w, hidden, r->tokens, &written, &first, error);
     const double end = lm_seconds();
     if (status) return status;
     fprintf(stderr, "%lld tokens read, %.1f a second; %lld written", (long long)prompt->count,
-            (double)prompt->count / (read - begun), (long long)written);
+            (double)prompt->count / (first - begun), (long long)written);
+    const double speed = (double)(written - 1) / (end - first);
     if (written > 1)
-        fprintf(stderr, ", %.1f a second: %.1f GB/s of weights", (double)written / (end - read),
-                (double)written / (end - read) * (double)lm_model_bytes(w->session.model) / 1e9);
+        fprintf(stderr, ", %.1f a second: %.1f GB/s of weights", speed,
+                speed * (double)lm_model_bytes(w->session.model) / 1e9);
     fprintf(stderr, "\n");
     return 0;
 }

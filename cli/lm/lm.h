@@ -86,10 +86,10 @@ typedef struct lm_session {
 
 int lm_session_open(lm_session *s, const char *path, const lm_words *words, io_error *error);
 void lm_session_close(lm_session *s);
-/* The session's model with other attention, whose mechanism is what this option says. It closes before the
- * session. On failure *made is NULL. */
-int lm_session_other(lm_model **made, const lm_session *s, const lm_words *words, const char *option,
-                     io_error *error);
+/* A model of these files, the session's or others, with other attention, whose mechanism is what this option
+ * says. It closes before files and session. On failure *made is NULL. */
+int lm_session_other(lm_model **made, const lm_session *s, const lm_files *files, const lm_words *words,
+                     const char *option, io_error *error);
 
 enum { LM_ATTENTION = 160 };
 /* "softmax", "lla, ridge 100 (normalised), layer 3": the attention that was asked for. */

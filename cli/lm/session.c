@@ -7,6 +7,9 @@
 #include "cli/training/backend.h"
 #include "io/in_file.h"
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -75,6 +78,14 @@ static int open_machine(lm_session *s, const lm_words *words, io_error *error)
     return status;
 }
 
+/* What was parsed is freed, but lies among what is kept: whole pages of it go back. */
+static void give_back(void)
+{
+#ifdef __GLIBC__
+    (void)malloc_trim(0);
+#endif
+}
+
 int lm_session_open(lm_session *s, const char *path, const lm_words *words, io_error *error)
 {
     lm_options options;
@@ -82,6 +93,7 @@ int lm_session_open(lm_session *s, const char *path, const lm_words *words, io_e
     int status = lm_files_open(&s->files, path, error);
     if (!status) status = options_of(&options, words, "mechanism", s->files, error);
     if (!status) status = tokenizer_open(&s->tokens, words->tokenizer ? words->tokenizer : path, error);
+    give_back();
     const int64_t vocabulary = status ? 0 : lm_files_config(s->files)->vocabulary;
     if (!status && tokenizer_size(s->tokens) > vocabulary)
         status = io_fail(error, EXIT_INPUT, "the tokenizer has %lld tokens, the model %lld",
@@ -92,13 +104,13 @@ int lm_session_open(lm_session *s, const char *path, const lm_words *words, io_e
     return status;
 }
 
-int lm_session_other(lm_model **made, const lm_session *s, const lm_words *words, const char *option,
-                     io_error *error)
+int lm_session_other(lm_model **made, const lm_session *s, const lm_files *files, const lm_words *words,
+                     const char *option, io_error *error)
 {
     lm_options options;
     *made = NULL;
-    const int status = options_of(&options, words, option, s->files, error);
-    return status ? status : lm_model_open(made, &s->on, s->files, &options, error);
+    const int status = options_of(&options, words, option, files, error);
+    return status ? status : lm_model_open(made, &s->on, files, &options, error);
 }
 
 void lm_session_close(lm_session *s)

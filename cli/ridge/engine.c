@@ -16,26 +16,28 @@ struct engine {
     matrix stream, x; /* the residual stream at the input of layer `at` under softmax; of an arm */
     int32_t *inputs;
     double *nll;
-    float *base, *vector, *fetched; /* an encoder's, of softmax and of an arm; rows in host memory */
-    const ridge_window *window;
+    float *base, *vector, *fetched; /* an encoder's, [windows] of softmax, of an arm; rows in host memory */
+    const ridge_window *windows;
+    int64_t count;    /* windows, read side by side */
     int64_t at, rows; /* rows in `stream` */
 };
 
 static void take_all(engine *e)
 {
-    const int64_t width = lm_model_config(e->model)->width;
-    e->stream = memory_matrix(&e->room, e->on->dtype, 1, e->plan->choice.context, width);
-    e->x = memory_matrix(&e->room, e->on->dtype, 1, e->plan->choice.context, width);
+    const lm_config *c = lm_model_config(e->model);
+    const int64_t rows = e->plan->together * e->plan->choice.context;
+    e->stream = memory_matrix(&e->room, e->on->dtype, 1, rows, c->width);
+    e->x = memory_matrix(&e->room, e->on->dtype, 1, rows, c->width);
 }
 
 static int open_text(engine *e, io_error *error)
 {
-    const int64_t length = e->plan->choice.context;
+    const int64_t length = e->plan->choice.context, together = e->plan->together;
     int status = 0;
     if (e->plan->encoder) {
-        status = lm_text_open(&e->text, e->model, length, length, error);
+        status = lm_text_open_batch(&e->text, e->model, together, length, error);
     } else {
-        status = scorer_open(&e->scorer, e->model, length, error);
+        status = scorer_open_batch(&e->scorer, e->model, together, length, error);
         if (!status) e->text = scorer_text(e->scorer);
     }
     return status;
@@ -44,13 +46,14 @@ static int open_text(engine *e, io_error *error)
 int engine_open(engine **made, const ridge_plan *p, const lm_model *m, io_error *error)
 {
     const size_t length = (size_t)p->choice.context, width = (size_t)lm_model_config(m)->width;
+    const size_t together = (size_t)p->together;
     *made = NULL;
     engine *e = calloc(1, sizeof *e);
     if (!e) return io_fail(error, EXIT_INTERNAL, "out of memory for the experiment");
     e->plan = p, e->model = m, e->on = lm_model_machine(m);
-    e->inputs = calloc(length, sizeof *e->inputs);
+    e->inputs = calloc(together * length, sizeof *e->inputs);
     e->nll = calloc(length, sizeof *e->nll);
-    e->base = calloc(width, sizeof *e->base);
+    e->base = calloc(together, width * sizeof *e->base);
     e->vector = calloc(width, sizeof *e->vector);
     e->fetched = calloc(length, width * sizeof *e->fetched);
     take_all(e);
@@ -91,7 +94,7 @@ static int advance(engine *e, int64_t layer, int64_t rows, io_error *error)
     const lm_options softmax = lm_options_default();
     const matrix stream = matrix_rows(e->stream, 0, rows);
     int status = 0;
-    lm_text_rewind(e->text, 0);
+    lm_text_batch(e->text, e->count);
     if (e->at < 0 || e->at > layer || e->rows != rows) {
         e->at = -1, e->rows = rows;
         status = lm_text_enter(e->text, e->inputs, rows, stream, error);
@@ -116,11 +119,12 @@ static int branch(engine *e, const lm_options *options, int64_t first, int64_t e
     return lm_text_layers(e->text, first, end, *x, error);
 }
 
+/* The windows' rows, one behind the other. */
 static int hidden_of(engine *e, const ridge_arm *a, matrix *hidden, io_error *error)
 {
     const lm_options options = ridge_options(a);
-    const int64_t first = a->layer < 0 ? 0 : a->layer;
-    const int status = branch(e, &options, first, e->plan->layers, e->window->at.inputs, hidden, error);
+    const int64_t first = a->layer < 0 ? 0 : a->layer, rows = e->count * e->windows->at.inputs;
+    const int status = branch(e, &options, first, e->plan->layers, rows, hidden, error);
     if (!status) *hidden = lm_text_leave(e->text, *hidden);
     return status;
 }
@@ -141,42 +145,60 @@ int engine_heads(engine *e, int64_t layer, double ridge, int64_t rows, lm_heads 
 
 /* ---- values */
 
-int engine_begin(engine *e, int64_t window, io_error *error)
+static matrix rows_of(const engine *e, matrix hidden, int64_t window)
 {
+    const int64_t rows = e->windows->at.inputs;
+    return matrix_rows(hidden, window * rows, rows);
+}
+
+int engine_begin(engine *e, int64_t first, int64_t count, io_error *error)
+{
+    const size_t width = (size_t)lm_model_config(e->model)->width;
     matrix hidden;
-    int status = 0;
-    e->window = &e->plan->windows[window], e->at = -1;
-    ridge_inputs(e->plan, e->window, e->inputs);
+    e->windows = &e->plan->windows[first], e->count = count, e->at = -1;
+    for (int64_t n = 0; n < count; n++)
+        ridge_inputs(e->plan, &e->windows[n], e->inputs + n * e->windows->at.inputs);
     if (!e->plan->encoder) return 0;
-    status = hidden_of(e, &e->plan->arms[0], &hidden, error);
-    return status ? status : lm_mean_row(e->model, hidden, e->fetched, e->base, error);
+    int status = hidden_of(e, &e->plan->arms[0], &hidden, error);
+    for (int64_t n = 0; !status && n < count; n++)
+        status = lm_mean_row(e->model, rows_of(e, hidden, n), e->fetched, e->base + (size_t)n * width, error);
+    return status;
 }
 
 /* Of vectors of length 1, without the cancellation of 1 - cosine. */
-static double away(const engine *e)
+static double away(const engine *e, int64_t window)
 {
+    const int64_t width = lm_model_config(e->model)->width;
     double sum = 0;
-    for (int64_t c = 0; c < lm_model_config(e->model)->width; c++) {
-        const double difference = (double)e->vector[c] - (double)e->base[c];
+    for (int64_t c = 0; c < width; c++) {
+        const double difference = (double)e->vector[c] - (double)e->base[window * width + c];
         sum += difference * difference;
     }
     return sum / 2;
 }
 
-int engine_value(engine *e, const ridge_arm *a, double *value, io_error *error)
+/* Of one window. */
+static int value_of(engine *e, int64_t window, matrix hidden, double *value, io_error *error)
 {
-    const score_window *at = &e->window->at;
-    matrix hidden;
-    int status = hidden_of(e, a, &hidden, error);
-    if (status) return status;
+    const ridge_window *w = &e->windows[window];
+    int status;
     *value = 0;
     if (e->plan->encoder) {
         status = lm_mean_row(e->model, hidden, e->fetched, e->vector, error);
-        if (!status) *value = away(e);
+        if (!status) *value = away(e, window);
         return status;
     }
-    status = scorer_rows(e->scorer, hidden, ridge_targets(e->plan, e->window), at->scored, e->nll, error);
-    for (int64_t i = 0; !status && i < at->scored; i++)
+    status = scorer_rows(e->scorer, hidden, ridge_targets(e->plan, w), w->at.scored, e->nll, error);
+    for (int64_t i = 0; !status && i < w->at.scored; i++)
         *value += e->nll[i];
+    return status;
+}
+
+int engine_values(engine *e, const ridge_arm *a, double *values, io_error *error)
+{
+    matrix hidden;
+    int status = hidden_of(e, a, &hidden, error);
+    for (int64_t n = 0; !status && n < e->count; n++)
+        status = value_of(e, n, rows_of(e, hidden, n), &values[n], error);
     return status;
 }

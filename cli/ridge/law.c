@@ -130,7 +130,7 @@ int law_measure(engine *e, const ridge_plan *p, double (*ratios)[LAW_RIDGES], io
     r.q = calloc(places, sizeof *r.q), r.k = calloc(places, sizeof *r.k);
     r.v = calloc(places, sizeof *r.v), r.o = calloc(places, sizeof *r.o);
     const bool there = r.vbar && r.first && r.weights && r.q && r.k && r.v && r.o;
-    int status = there ? engine_begin(e, 0, error)
+    int status = there ? engine_begin(e, 0, 1, error)
                        : io_fail(error, EXIT_INTERNAL, "out of memory for the law");
     if (!status) status = measure_layers(e, &r, ratios, error);
     free(r.vbar);

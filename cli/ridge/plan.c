@@ -11,6 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Tokens that a GPU reads at once: with fewer, of a small model, it is not full. */
+enum { GPU_TOKENS = 8192 };
+
 static bool equal(double a, double b) { return !(a < b) && !(a > b); }
 
 /* ---- arms */
@@ -88,6 +91,16 @@ bool ridge_has(const ridge_plan *p, int64_t window, int arm)
 {
     const ridge_window *w = &p->windows[window];
     return arm < p->curve_count || (p->arms[arm].kind == ARM_LAYER ? w->layers : w->heads);
+}
+
+int64_t ridge_group(const ridge_plan *p, int64_t first)
+{
+    const ridge_window *w = &p->windows[first];
+    int64_t count = 1;
+    while (count < p->together && first + count < p->window_count && w[count].at.inputs == w->at.inputs &&
+           w[count].layers == w->layers && w[count].heads == w->heads)
+        count++;
+    return count;
 }
 
 const char *ridge_arm_text(const ridge_arm *a, char text[64])
@@ -204,6 +217,17 @@ static int add_text(ridge_plan *p, int text, const tokenizer *t, io_error *error
     return status;
 }
 
+/* Those that are read at once stand together: with the same parts, of one length. */
+static int compare_windows(const void *a, const void *b)
+{
+    const ridge_window *x = a, *y = b;
+    if (x->heads != y->heads) return x->heads ? -1 : 1;
+    if (x->layers != y->layers) return x->layers ? -1 : 1;
+    if (x->at.inputs != y->at.inputs) return x->at.inputs > y->at.inputs ? -1 : 1;
+    if (x->text != y->text) return x->text < y->text ? -1 : 1;
+    return x->at.begin < y->at.begin ? -1 : x->at.begin > y->at.begin;
+}
+
 static int take_names(ridge_plan *p, const char *texts, io_error *error)
 {
     for (const char *at = texts;; at++) {
@@ -230,12 +254,17 @@ int ridge_plan_open(ridge_plan *p, const ridge_choice *choice, const lm_model *m
         return io_fail(error, EXIT_USAGE, "--context %" PRId64 ": the model reads at most %" PRId64 " tokens",
                        choice->context, c->context);
     if (choice->context == 0) p->choice.context = c->context < 512 ? c->context : 512;
+    p->together = lm_model_machine(m)->gpu ? GPU_TOKENS / p->choice.context : 1;
+    if (p->together < 1) p->together = 1;
     if (!choice->layers && !choice->heads) p->choice.parts.count = 0;
     int status = make_arms(p, error);
     if (!status) status = take_names(p, texts, error);
     for (int text = 0; !status && text < p->text_count; text++)
         status = add_text(p, text, t, error);
-    if (status) ridge_plan_close(p);
+    if (status)
+        ridge_plan_close(p);
+    else
+        qsort(p->windows, (size_t)p->window_count, sizeof *p->windows, compare_windows);
     return status;
 }
 

@@ -47,8 +47,9 @@ typedef struct ridge_plan {
     char *names[RIDGE_TEXTS];
     tokens texts[RIDGE_TEXTS];
     int text_count;
-    ridge_window *windows;
+    ridge_window *windows; /* groups follow each other */
     int64_t window_count;
+    int64_t together; /* windows that are read at once, at most */
 } ridge_plan;
 
 /* `texts`: paths with commas between. On failure *p is all zero. */
@@ -67,6 +68,9 @@ const char *ridge_arm_text(const ridge_arm *a, char text[64]);
 const char *ridge_measure(const ridge_plan *p);
 /* Is it measured in this window? */
 bool ridge_has(const ridge_plan *p, int64_t window, int arm);
+/* How many windows from `first` on, which begins a group, are read at once: of one length, with the same
+ * parts. Groups begin with window 0 and are measured whole, so that no bit depends on where a run was cut. */
+int64_t ridge_group(const ridge_plan *p, int64_t first);
 /* The tokens that a window reads; out [at.inputs]. */
 void ridge_inputs(const ridge_plan *p, const ridge_window *w, int32_t *out);
 /* Those that it predicts, [at.scored]. */

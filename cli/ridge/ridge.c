@@ -6,6 +6,7 @@
 #include "cli/plot.h"
 #include "cli/ridge/report.h"
 #include "cli/ridge/run.h"
+#include "cli/training/backend.h"
 #include "cli/training/text.h"
 
 #include <errno.h>
@@ -109,6 +110,10 @@ static int read_request(request *r, int argc, char **argv, const char **model, b
           "in memory: f32, bf16 or f16; default: the file's type, of 4- and 8-bit files f32" },
         { "tokenizer", OPTION_TEXT, &r->words.tokenizer, 0, 0, "PATH",
           "tokenizer.json, a folder or .gguf; default: beside the model" },
+        { "backend", OPTION_TEXT, &r->words.backend, 0, 0, "cpu|cuda", "default cpu" },
+        { "device", OPTION_INT, &r->words.device, 0, 1023, "N", "which GPU; default 0" },
+        { "dtype", OPTION_TEXT, &r->words.dtype, 0, 0, "TYPE",
+          "of what products and attention read: f32 (default), or bf16 on a GPU" },
         { "threads", OPTION_INT, &r->words.threads, 1, 4096, "N",
           "default: all; results do not depend on it" },
         { "time", OPTION_REAL, &r->minutes, 1e-6, 1e9, "MINUTES", "ends then; the same command goes on" },
@@ -159,8 +164,9 @@ static int open_all(experiment *x, const request *r, const char *model, io_error
     if (status) return status;
     name_model(x, model);
     ridge_describe(&x->plan, x->description);
-    snprintf(x->line, sizeof x->line, "loam %s, %s, %s: %s of %" PRId64 " bytes; %s", loam_version(),
-             loam_cpu_features(), machine_name(&x->session.on, name), x->model,
+    const backend on = { x->session.on.gpu != NULL, x->session.on.operand == LOAM_BF16 };
+    snprintf(x->line, sizeof x->line, "loam %s, %s, %s, %s: %s of %" PRId64 " bytes; %s", loam_version(),
+             loam_cpu_features(), machine_name(&x->session.on, name), backend_text(on), x->model,
              lm_model_bytes(x->session.model), x->description);
     return 0;
 }

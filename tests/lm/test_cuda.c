@@ -511,6 +511,40 @@ static void test_scores(void **state)
     }
 }
 
+/* The divergence of LLA from softmax, and nll of both, as on the CPU. */
+static void test_pairs(void **state)
+{
+    enum { SCORED = TOKENS - 3 };
+    (void)state;
+    for (int i = 0; i < WRITERS; i++) {
+        double got[2][3][SCORED];
+        for (int n = 0; n < 2; n++) {
+            lm_options options = lm_options_default();
+            lm_model *other;
+            scene s;
+            scorer *scores[2];
+            io_error error;
+            open_scene(&s, n == 0 ? machine_cpu(LOAM_F32, 2) : open_gpu(LOAM_F32), path_of(i), &options);
+            options.mechanism = LOAM_LLA;
+            if (lm_model_open(&other, &s.on, s.files, &options, &error)) fail_msg("%s", error.text);
+            if (scorer_open(&scores[0], other, TOKENS, &error)) fail_msg("%s", error.text);
+            if (scorer_open(&scores[1], s.model, TOKENS, &error)) fail_msg("%s", error.text);
+            const score_pair pair = { got[n][0], got[n][1], got[n][2] };
+            if (scorer_run_pair(scores[0], scores[1], s.tokens, TOKENS - 1, s.tokens + 3, SCORED, pair,
+                                &error))
+                fail_msg("%s", error.text);
+            scorer_close(scores[0]), scorer_close(scores[1]);
+            lm_model_close(other);
+            close_scene(&s);
+        }
+        for (int k = 0; k < SCORED; k++) {
+            assert_true(fabs(got[1][0][k] - got[0][0][k]) < 1e-4);
+            assert_true(fabs(got[1][1][k] - got[0][1][k]) < 1e-5);
+            assert_true(fabs(got[1][2][k] - got[0][2][k]) < 1e-6 + 1e-2 * got[0][2][k]);
+        }
+    }
+}
+
 /* ---- the program */
 
 /* A process takes its time to find a GPU: some models. */
@@ -648,6 +682,61 @@ static void test_embed(void **state)
         assert_true(fabs(a[i] - b[i]) < 1e-5);
 }
 
+/* The column of numbers of a curve's rows; returns how many. */
+static int read_curve(const char *path, double *values, int most)
+{
+    enum { COLUMN = 9 };
+    char line[1024];
+    int count = 0;
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    while (fgets(line, sizeof line, file) && count <= most) {
+        const char *at = line;
+        for (int i = 0; i < COLUMN && at; i++)
+            at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL;
+        assert_non_null(at);
+        if (count++ > 0) values[count - 2] = strtod(at, NULL);
+    }
+    fclose(file);
+    return count - 1;
+}
+
+/* The experiment, windows side by side, as on the CPU; and the same bytes where it was cut. */
+static void test_ridge(void **state)
+{
+    enum { MOST = 64 };
+    (void)state;
+    const outcome made = run_shell(
+        "for i in 1 2 3 4 5 6; do echo 'the cat, the dog. a text that ends, and '$i; "
+        "done >t.txt");
+    expect_status(&made, 0);
+    for (int m = 0; m < 2; m++) {
+        static const char *const runs[] = { "cpu", "cuda --time 1e-6", "cuda", "cuda", "cuda --dtype bf16" };
+        static const char *const names[] = { "cpu", "cut", "cut", "gpu", "narrow" };
+        double want[MOST], got[MOST];
+        for (int n = 0; n < 5; n++) {
+            const outcome told = run_loam("experiment ridge %s/%s --tokenizer %s/tokenizer.json --text t.txt "
+                                          "--tiny --context 16 --weights f32 --out %s%d --backend %s",
+                                          data(), m ? "bert" : "llama", data(), names[n], m, runs[n]);
+            expect_status(&told, 0);
+        }
+        char path[64], condition[128];
+        snprintf(path, sizeof path, "cpu%d/curve.csv", m);
+        const int count = read_curve(path, want, MOST);
+        assert_int_equal(count, 9);
+        for (int n = 3; n < 5; n++) {
+            snprintf(path, sizeof path, "%s%d/curve.csv", names[n], m);
+            assert_int_equal(read_curve(path, got, MOST), count);
+            for (int i = 0; i < count; i++)
+                if (!(fabs(got[i] - want[i]) < (n == 3 ? 1e-4 : 0.1)))
+                    fail_msg("%s, row %d: %g, expected %g", path, i + 1, got[i], want[i]);
+        }
+        snprintf(condition, sizeof condition,
+                 "cmp cut%d/curve.csv gpu%d/curve.csv && cmp cut%d/parts.csv gpu%d/parts.csv", m, m, m, m);
+        assert_true(shell_holds(condition));
+    }
+}
+
 static void test_refusals(void **state)
 {
     (void)state;
@@ -665,11 +754,12 @@ int main(void)
         return SKIPPED;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_logits),   cmocka_unit_test(test_pieces), cmocka_unit_test(test_attention),
-        cmocka_unit_test(test_beside),   cmocka_unit_test(test_long),   cmocka_unit_test(test_scores),
-        cmocka_unit_test(test_generate), cmocka_unit_test(test_eval),   cmocka_unit_test(test_embed),
-        cmocka_unit_test(test_refusals), cmocka_unit_test(test_heads),  cmocka_unit_test(test_changes),
-        cmocka_unit_test(test_layers),   cmocka_unit_test(test_own),    cmocka_unit_test(test_capture),
+        cmocka_unit_test(test_logits),  cmocka_unit_test(test_pieces),   cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_beside),  cmocka_unit_test(test_long),     cmocka_unit_test(test_scores),
+        cmocka_unit_test(test_pairs),   cmocka_unit_test(test_generate), cmocka_unit_test(test_eval),
+        cmocka_unit_test(test_embed),   cmocka_unit_test(test_refusals), cmocka_unit_test(test_heads),
+        cmocka_unit_test(test_changes), cmocka_unit_test(test_layers),   cmocka_unit_test(test_own),
+        cmocka_unit_test(test_ridge),   cmocka_unit_test(test_capture),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }

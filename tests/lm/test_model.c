@@ -137,6 +137,44 @@ static void test_pieces(void **state)
     }
 }
 
+/* Texts side by side are what each is alone, with any attention; and pieces are read again afterwards. */
+static void test_batch(void **state)
+{
+    enum { TEXTS = 3, LENGTH = TOKENS / TEXTS };
+    (void)state;
+    for (int i = 0; i < 2 * MODELS; i++) {
+        lm_options options = lm_options_default();
+        scene s;
+        lm_text *text;
+        matrix hidden;
+        io_error error;
+        options.mechanism = i < MODELS ? LOAM_SOFTMAX : LOAM_LLA;
+        options.only_head = i < MODELS ? -1 : 1;
+        open_scene(&s, models[i % MODELS], &options);
+        const int64_t width = lm_files_config(s.files)->width;
+        float *alone = calloc((size_t)(TOKENS * width), sizeof *alone);
+        assert_non_null(alone);
+        assert_int_equal(lm_text_open_batch(&text, s.model, TEXTS, LENGTH, &error), 0);
+        for (int n = 0; n < 2 * TEXTS; n++) {
+            lm_text_batch(text, n == TEXTS ? TEXTS : 1);
+            const int64_t first = n > TEXTS ? n - TEXTS : n, count = n == TEXTS ? TOKENS : LENGTH;
+            if (lm_text_read(text, s.tokens + (n == TEXTS ? 0 : first * LENGTH), count, &hidden, &error))
+                fail_msg("%s", error.text);
+            const float *got = hidden.data;
+            if (n < TEXTS)
+                memcpy(alone + first * LENGTH * width, got, (size_t)(LENGTH * width) * sizeof *got);
+            else if (n == TEXTS)
+                assert_true(distance(got, alone, TOKENS * width) < 1e-5);
+            else
+                assert_memory_equal(got, alone + first * LENGTH * width,
+                                    (size_t)(LENGTH * width) * sizeof *got);
+        }
+        lm_text_close(text);
+        free(alone);
+        close_scene(&s);
+    }
+}
+
 static void test_attention(void **state)
 {
     (void)state;
@@ -481,16 +519,63 @@ static void test_scores(void **state)
     close_scene(&s);
 }
 
+/* NLL of both models as each has it alone, and the divergence of their logits in float64. */
+static void test_pairs(void **state)
+{
+    enum { SCORED = TOKENS - 3 };
+    lm_options options = lm_options_default();
+    scene s[2];
+    scorer *scores[2];
+    io_error error;
+    float *logits[2];
+    double nll[2][SCORED], got[3][SCORED];
+    (void)state;
+    for (int n = 0; n < 2; n++) {
+        options.mechanism = n == 0 ? LOAM_LLA : LOAM_SOFTMAX;
+        open_scene(&s[n], "llama", &options);
+        logits[n] = run(&s[n], TOKENS);
+    }
+    lm_model_close(s[1].model);
+    assert_int_equal(lm_model_open(&s[1].model, &s[0].on, s[1].files, &options, &error), 0);
+    for (int n = 0; n < 2; n++) {
+        assert_int_equal(scorer_open(&scores[n], s[n].model, TOKENS, &error), 0);
+        assert_int_equal(
+            scorer_run(scores[n], s[n].tokens, TOKENS - 1, s[n].tokens + 3, SCORED, nll[n], &error), 0);
+    }
+    const score_pair pair = { got[0], got[1], got[2] };
+    assert_int_equal(
+        scorer_run_pair(scores[0], scores[1], s[0].tokens, TOKENS - 1, s[0].tokens + 3, SCORED, pair, &error),
+        0);
+    assert_memory_equal(got[0], nll[0], sizeof nll[0]);
+    assert_memory_equal(got[1], nll[1], sizeof nll[1]);
+    for (int i = 0; i < SCORED; i++) {
+        const float *q = logits[0] + (i + 2) * s[0].width, *p = logits[1] + (i + 2) * s[0].width;
+        double sums[2] = { 0 }, want = 0;
+        for (int64_t c = 0; c < s[0].width; c++)
+            sums[0] += exp((double)q[c]), sums[1] += exp((double)p[c]);
+        for (int64_t c = 0; c < s[0].width; c++)
+            want += exp((double)p[c]) / sums[1] * ((double)p[c] - (double)q[c] - log(sums[1] / sums[0]));
+        assert_true(want > 1e-7 && fabs(got[2][i] / want - 1) < 1e-3);
+    }
+    for (int n = 0; n < 2; n++) {
+        scorer_close(scores[n]);
+        free(logits[n]);
+    }
+    close_scene(&s[1]);
+    close_scene(&s[0]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_expected),       cmocka_unit_test(test_pieces),
-        cmocka_unit_test(test_attention),      cmocka_unit_test(test_one_layer),
-        cmocka_unit_test(test_heads),          cmocka_unit_test(test_one_head),
-        cmocka_unit_test(test_heads_in_steps), cmocka_unit_test(test_refused_heads),
-        cmocka_unit_test(test_weights),        cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_refusals),       cmocka_unit_test(test_windows),
-        cmocka_unit_test(test_scores),
+        cmocka_unit_test(test_expected),      cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_batch),         cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_one_layer),     cmocka_unit_test(test_heads),
+        cmocka_unit_test(test_one_head),      cmocka_unit_test(test_heads_in_steps),
+        cmocka_unit_test(test_refused_heads), cmocka_unit_test(test_weights),
+        cmocka_unit_test(test_threads),       cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_windows),       cmocka_unit_test(test_scores),
+        cmocka_unit_test(test_pairs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

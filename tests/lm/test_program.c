@@ -125,6 +125,31 @@ static void test_against(void **state)
     assert_true(fabs(evaluated("--against softmax --against-sharpen 2", CHANGE) + sharper) < 1e-6);
 }
 
+/* A model diverges from itself by nothing, from another by more than nothing; the error of the mean of two
+ * windows is half of what they are apart. */
+static void test_divergence(void **state)
+{
+    enum { NLL = 3, CHANGE = 6, KL = 8, KL_ERROR = 9 };
+    static const char *const paired = "--mechanism lla --ridge 0.5 --against softmax";
+    const char *const model = "--against-model " MODELS "llama-sharded";
+    char options[512];
+    (void)state;
+    make_text();
+    snprintf(options, sizeof options, "--most 8 %s", paired);
+    const double first = evaluated(options, KL);
+    snprintf(options, sizeof options, "--most 16 %s", paired);
+    const double both = evaluated(options, KL);
+    assert_true(first > 1e-6 && both > 1e-6);
+    assert_true(fabs(evaluated(options, KL_ERROR) / fabs(first - both) - 1) < 1e-2);
+    assert_true(fabs(evaluated("--against softmax", KL)) < 1e-12);
+    assert_true(fabs(evaluated("--against-model " MODELS "llama", KL)) < 1e-12);
+    assert_true(fabs(evaluated("--mechanism lla --ridge 0.5 --against-model " MODELS "llama", KL) -
+                     evaluated(paired, KL)) < 1e-9);
+    snprintf(options, sizeof options, "%s --against lla", model);
+    assert_true(evaluated(model, KL) > 1e-3 && evaluated(options, KL) > 1e-3);
+    assert_true(fabs(evaluated(model, KL) - evaluated(options, KL)) > 1e-9);
+}
+
 /* One layer, one head of it, one head of each layer: all differ. */
 static void test_one_head(void **state)
 {
@@ -401,6 +426,11 @@ static void test_refusals(void **state)
           "--subject is for --form mmlu" },
         { "eval " MODELS "llama" TOKENIZER " --text t.txt --against soft", EXIT_USAGE,
           "--against soft: expected softmax" },
+        { "eval " MODELS "llama" TOKENIZER " --text t.txt --against-model " MODELS "bert", EXIT_INPUT,
+          "bert" },
+        { "eval " MODELS "llama" TOKENIZER " --text t.txt --against-model none", EXIT_INPUT, "none" },
+        { "eval " MODELS "llama" TOKENIZER " --choices t.txt --form arc --against-model " MODELS "llama",
+          EXIT_USAGE, "--against-model is for --text" },
         { "eval " MODELS "llama" TOKENIZER " --text t.txt --against-sharpen 2", EXIT_USAGE,
           "--against-sharpen is for --against" },
         { "eval " MODELS "llama" TOKENIZER " --text t.txt --subject x", EXIT_USAGE,
@@ -442,19 +472,13 @@ static void test_no_device(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_info),
-        cmocka_unit_test(test_eval),
-        cmocka_unit_test(test_one_head),
-        cmocka_unit_test(test_generate),
-        cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_chat),
-        cmocka_unit_test(test_choices_golden),
-        cmocka_unit_test(test_against),
-        cmocka_unit_test(test_choices_against),
-        cmocka_unit_test(test_embed),
-        cmocka_unit_test(test_embed_cut),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_no_device),
+        cmocka_unit_test(test_info),           cmocka_unit_test(test_eval),
+        cmocka_unit_test(test_one_head),       cmocka_unit_test(test_generate),
+        cmocka_unit_test(test_choices),        cmocka_unit_test(test_chat),
+        cmocka_unit_test(test_choices_golden), cmocka_unit_test(test_against),
+        cmocka_unit_test(test_divergence),     cmocka_unit_test(test_choices_against),
+        cmocka_unit_test(test_embed),          cmocka_unit_test(test_embed_cut),
+        cmocka_unit_test(test_refusals),       cmocka_unit_test(test_no_device),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }

@@ -94,7 +94,8 @@ typedef struct scene {
     engine *engine;
 } scene;
 
-static void open_scene(scene *s, const char *model)
+/* together: windows that are read at once. */
+static void open_scene(scene *s, const char *model, int64_t together)
 {
     const ridge_choice choice = { .normalised = { { 1e5, 1e4, 5 }, 3 },
                                   .trace = { { 2 }, 1 },
@@ -102,9 +103,9 @@ static void open_scene(scene *s, const char *model)
                                   .layers = true,
                                   .heads = true,
                                   .context = 16,
-                                  .tokens = 96,
-                                  .layer_tokens = 48,
-                                  .head_tokens = 32 };
+                                  .tokens = 128,
+                                  .layer_tokens = 66,
+                                  .head_tokens = 34 };
     const lm_options softmax = lm_options_default();
     io_error error;
     make_texts();
@@ -113,6 +114,7 @@ static void open_scene(scene *s, const char *model)
     if (tokenizer_open(&s->tokens, TOKENIZER, &error)) fail_msg("%s", error.text);
     if (lm_model_open(&s->model, &s->on, s->files, &softmax, &error)) fail_msg("%s", error.text);
     if (ridge_plan_open(&s->plan, &choice, s->model, s->tokens, TEXTS, &error)) fail_msg("%s", error.text);
+    s->plan.together = together;
     if (engine_open(&s->engine, &s->plan, s->model, &error)) fail_msg("%s", error.text);
 }
 
@@ -156,20 +158,20 @@ static void test_engine(void **state)
         char path[4096];
         scene s;
         snprintf(path, sizeof path, MODELS "%s", models[m]);
-        open_scene(&s, path);
+        open_scene(&s, path, 1);
         double forward[64];
         io_error error;
         int64_t parts[2] = { 0 };
         assert_true(s.plan.arm_count > s.plan.curve_count && s.plan.arm_count <= 64);
         for (int64_t n = 0; n < s.plan.window_count; n += 3) {
             const ridge_window *w = &s.plan.windows[n];
-            assert_int_equal(engine_begin(s.engine, n, &error), 0);
+            assert_int_equal(engine_begin(s.engine, n, 1, &error), 0);
             for (int a = 0; a < s.plan.arm_count; a++)
-                if (engine_value(s.engine, &s.plan.arms[a], &forward[a], &error)) fail_msg("%s", error.text);
-            assert_int_equal(engine_begin(s.engine, n, &error), 0);
+                if (engine_values(s.engine, &s.plan.arms[a], &forward[a], &error)) fail_msg("%s", error.text);
+            assert_int_equal(engine_begin(s.engine, n, 1, &error), 0);
             for (int a = s.plan.arm_count - 1; a >= 0; a--) {
                 double value;
-                assert_int_equal(engine_value(s.engine, &s.plan.arms[a], &value, &error), 0);
+                assert_int_equal(engine_values(s.engine, &s.plan.arms[a], &value, &error), 0);
                 assert_memory_equal(&value, &forward[a], sizeof value);
                 value = whole_value(&s, &s.plan.arms[a], w);
                 assert_memory_equal(&value, &forward[a], sizeof value);
@@ -186,6 +188,47 @@ static void test_engine(void **state)
     }
 }
 
+/* Groups hold every window once, and give each the value that it has alone. */
+static void test_groups(void **state)
+{
+    static const char *const models[] = { "llama", "gpt2-scaled", "neox", "bert" };
+    (void)state;
+    for (int m = 0; m < 4; m++) {
+        char path[4096];
+        scene one, many;
+        io_error error;
+        int64_t count, largest = 0;
+        snprintf(path, sizeof path, MODELS "%s", models[m]);
+        open_scene(&one, path, 1);
+        open_scene(&many, path, 3);
+        for (int64_t first = 0; first < many.plan.window_count; first += count) {
+            double values[3], alone;
+            count = ridge_group(&many.plan, first);
+            const int64_t next = first + count;
+            assert_true(next == many.plan.window_count || count == 3 ||
+                        many.plan.windows[next].at.inputs != many.plan.windows[first].at.inputs ||
+                        many.plan.windows[next].layers != many.plan.windows[first].layers ||
+                        many.plan.windows[next].heads != many.plan.windows[first].heads);
+            largest = count > largest ? count : largest;
+            assert_true(count >= 1 && count <= 3 && first + count <= many.plan.window_count);
+            assert_int_equal(engine_begin(many.engine, first, count, &error), 0);
+            for (int a = 0; a < many.plan.arm_count; a++) {
+                if (engine_values(many.engine, &many.plan.arms[a], values, &error))
+                    fail_msg("%s", error.text);
+                for (int64_t n = 0; n < count; n++) {
+                    assert_int_equal(ridge_has(&many.plan, first + n, a), ridge_has(&many.plan, first, a));
+                    assert_int_equal(engine_begin(one.engine, first + n, 1, &error), 0);
+                    assert_int_equal(engine_values(one.engine, &one.plan.arms[a], &alone, &error), 0);
+                    assert_true(fabs(values[n] - alone) < 1e-5 * fmax(1, fabs(alone)));
+                }
+            }
+        }
+        assert_true(m == 3 || largest > 1);
+        close_scene(&one);
+        close_scene(&many);
+    }
+}
+
 /* At the outputs of models: 1 % at 1e4, and about in proportion to one over the ridge. */
 static void test_outputs(void **state)
 {
@@ -197,7 +240,7 @@ static void test_outputs(void **state)
         io_error error;
         scene s;
         snprintf(path, sizeof path, MODELS "%s", models[m]);
-        open_scene(&s, path);
+        open_scene(&s, path, 1);
         assert_true(s.plan.layers < 8);
         if (law_measure(s.engine, &s.plan, ratios, &error)) fail_msg("%s", error.text);
         for (int64_t layer = 0; layer <= s.plan.layers; layer++) {
@@ -213,6 +256,7 @@ static void test_outputs(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_paired), cmocka_unit_test(test_law),
-                                        cmocka_unit_test(test_engine), cmocka_unit_test(test_outputs) };
+                                        cmocka_unit_test(test_engine), cmocka_unit_test(test_groups),
+                                        cmocka_unit_test(test_outputs) };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }

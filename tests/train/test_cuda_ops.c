@@ -173,6 +173,7 @@ CASE(scatter_add)
 }
 CASE(cross_entropy) { on->op->cross_entropy(on, X(0), X(1), X(2), in->targets, in->counts); }
 CASE(cross_entropy_over) { on->op->cross_entropy(on, X(0), X(1), X(1), in->targets, in->counts); }
+CASE(divergence) { on->op->divergence(on, X(0), X(1), X(2)); }
 CASE(squared_error) { on->op->squared_error(on, X(0), X(1), X(2)); }
 CASE(squares) { on->op->squares(on, X(0), in->x + 1, 2); }
 CASE(clip)
@@ -292,6 +293,7 @@ static const op_case cases[] = {
     OP_CASE(scatter_add, 4, { LIST, FULL, WIDE }, { LIST, FULL, OPERAND }, F32, { LIST, FULL, WIDE }),
     OP_CASE(cross_entropy, 3, { FULL, TWO, WIDE }, F, F32),
     OP_CASE(cross_entropy_over, 2, { FULL, TWO, WIDE }, F32),
+    OP_CASE(divergence, 3, R, F32, F32),
     OP_CASE(squared_error, 3, R, F32, F32),
     OP_CASE(squares, 3, N, D, V),
     OP_CASE(clip, 3, N, N, D),

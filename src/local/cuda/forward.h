@@ -9,8 +9,8 @@
 extern "C" {
 #endif
 
-/* Softmax and Parallax. */
-kernel_run_fn local_given_cuda;
+/* Softmax and Parallax; softmax where len_q is 1. */
+kernel_run_fn local_given_cuda, local_given_one_cuda;
 /* Local Linear Attention: the rows by conjugate gradients, then those that these did not
  * solve, in float64. */
 kernel_run_fn local_solved_cuda, local_row_double_cuda;

@@ -106,15 +106,14 @@ struct given_row {
     float inverse, rest, lse, full_lse;
 };
 
-static __device__ __forceinline__ given_row given_finish(const online &w, float tsum, float dropped, int row,
-                                                         const loam_problem &p, const loam_args &a, int64_t h)
+static __device__ __forceinline__ given_row given_end(float most, float omega, float t, float dropped,
+                                                      const loam_problem &p, const loam_args &a, int64_t h)
 {
-    const float omega = quad_sum(w.omega[row]), t = quad_sum(tsum);
     given_row g = { 0, 0, -INFINITY, -INFINITY };
     if (omega > 0) {
         g.inverse = 1 / omega;
         g.rest = t / omega;
-        g.lse = w.m[row] + logf(omega);
+        g.lse = most + logf(omega);
         g.full_lse = g.lse + dropped;
     }
     if (p.sink) {
@@ -125,6 +124,12 @@ static __device__ __forceinline__ given_row given_finish(const online &w, float 
         g.lse = total - dropped;
     }
     return g;
+}
+
+static __device__ __forceinline__ given_row given_finish(const online &w, float tsum, float dropped, int row,
+                                                         const loam_problem &p, const loam_args &a, int64_t h)
+{
+    return given_end(w.m[row], quad_sum(w.omega[row]), quad_sum(tsum), dropped, p, a, h);
 }
 
 /* Writes the results that a row has once: info, lse, and saved. The four lanes of the row call it. */

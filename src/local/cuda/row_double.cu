@@ -14,10 +14,17 @@
 
 enum { ROW64_THREADS = 256, KEYS64 = 8, DIM64 = 256, BLOCK64 = 4 };
 
-struct row_double_shared {
+struct tiles64 {
     double keys[KEYS64][DIM64], values[KEYS64][DIM64];
+};
+
+struct row_double_shared {
+    union {
+        tiles64 tile;
+        double matrix[sizeof(tiles64) / sizeof(double)]; /* of few channels, while no tile is needed */
+    };
     double query[DIM64], origin[DIM64], kbar[DIM64], vbar[DIM64], right[DIM64], rho[DIM64];
-    double score[KEYS64], line[KEYS64]; /* of the keys of the tile: s; p u, or p g */
+    double score[KEYS64], weight[KEYS64], line[KEYS64]; /* of the keys of the tile: s; p; p u, or p g */
     double sum[ROW64_THREADS / 32];
 };
 
@@ -59,28 +66,30 @@ static __device__ double score64(const row_double_at &r, const loam_problem &p, 
     return s;
 }
 
-/* Loads the row's keys and values from j on into the tile, and computes their scores; beyond the row's last
- * key, keys and values are 0 and scores -inf. */
+/* Loads the row's keys and values from j on into the tile, and computes their scores, and p where the means
+ * are known; beyond the row's last key, keys and values are 0 and scores -inf. A warp has a key: its loads do
+ * not wait for each other, and its product needs no other warp. */
 static __device__ void load_tile64(row_double_shared &sm, const loam_problem &p, const loam_args &a,
                                    const row_double_at &r, int64_t j)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     __syncthreads();
-    for (int row = 0; row < KEYS64; row++) {
+    for (int row = warp; row < KEYS64; row += ROW64_THREADS / 32) {
         const bool seen = j + row < r.hi;
         const int64_t k_at = LOCAL_AT(a.k, r.x.s.b, r.x.h_kv, r.x.s.k0 + j + row);
         const int64_t v_at = LOCAL_AT(a.v, r.x.s.b, r.x.h_kv, r.x.s.k0 + j + row);
-        for (int c = threadIdx.x; c < p.dim_qk; c += ROW64_THREADS)
-            sm.keys[row][c] = seen ? element_load(a.k.data, p.dtype, k_at + c) - sm.origin[c] : 0;
-        for (int c = threadIdx.x; c < p.dim_v; c += ROW64_THREADS)
-            sm.values[row][c] = seen ? element_load(a.v.data, p.dtype, v_at + c) : 0;
-    }
-    __syncthreads();
-    for (int row = warp; row < KEYS64; row += ROW64_THREADS / 32) {
+#pragma unroll 2
+        for (int c = lane; c < p.dim_qk || c < p.dim_v; c += 32) {
+            const double k = seen && c < p.dim_qk ? load_real<double>(a.k.data, p.dtype, k_at + c) : 0;
+            const double v = seen && c < p.dim_v ? load_real<double>(a.v.data, p.dtype, v_at + c) : 0;
+            if (c < p.dim_qk) sm.tile.keys[row][c] = seen ? k - sm.origin[c] : 0;
+            if (c < p.dim_v) sm.tile.values[row][c] = v;
+        }
+        __syncwarp();
         double product = 0, norm = 0, constant = 0;
         for (int c = lane; c < p.dim_qk; c += 32) {
-            product += sm.query[c] * sm.keys[row][c];
-            norm += sm.keys[row][c] * sm.keys[row][c];
+            product += sm.query[c] * sm.tile.keys[row][c];
+            norm += sm.tile.keys[row][c] * sm.tile.keys[row][c];
             constant += r.sc.rbf ? -0.5 * sm.query[c] * sm.query[c] : sm.query[c] * sm.origin[c];
         }
 #pragma unroll
@@ -89,8 +98,10 @@ static __device__ void load_tile64(row_double_shared &sm, const loam_problem &p,
             norm += __shfl_xor_sync(0xffffffffu, norm, step);
             constant += __shfl_xor_sync(0xffffffffu, constant, step);
         }
-        if (lane == 0)
-            sm.score[row] = j + row < r.hi ? score64(r, p, a, product, norm, constant, j + row) : -INFINITY;
+        if (lane == 0) {
+            sm.score[row] = seen ? score64(r, p, a, product, norm, constant, j + row) : -INFINITY;
+            sm.weight[row] = !(r.omega <= 0) ? exp(sm.score[row] - r.m) / r.omega : 0;
+        }
     }
     __syncthreads();
 }
@@ -100,24 +111,27 @@ static __device__ void means_of_row(row_double_shared &sm, const loam_problem &p
                                     row_double_at &r)
 {
     const int c = threadIdx.x;
-    double k = 0, v = 0;
+    double k = 0, v = 0, omega = 0;
     r.m = -INFINITY, r.omega = 0;
     for (int64_t j = r.lo; j < r.hi; j += KEYS64) {
         load_tile64(sm, p, a, r, j);
         double m = r.m;
         for (int row = 0; row < KEYS64; row++)
             m = fmax(m, sm.score[row]);
+        if (threadIdx.x < KEYS64) sm.weight[threadIdx.x] = exp(sm.score[threadIdx.x] - m);
         const double keep = exp(r.m - m);
-        k *= keep, v *= keep, r.omega *= keep;
+        k *= keep, v *= keep, omega *= keep;
         r.m = m;
+        __syncthreads();
         for (int row = 0; row < KEYS64; row++) {
-            const double w = exp(sm.score[row] - m);
-            r.omega += w;
-            k += c < p.dim_qk ? w * sm.keys[row][c] : 0;
-            v += c < p.dim_v ? w * sm.values[row][c] : 0;
+            const double w = sm.weight[row];
+            omega += w;
+            k += c < p.dim_qk ? w * sm.tile.keys[row][c] : 0;
+            v += c < p.dim_v ? w * sm.tile.values[row][c] : 0;
         }
     }
-    sm.kbar[c] = k / r.omega, sm.vbar[c] = v / r.omega;
+    r.omega = omega;
+    sm.kbar[c] = k / omega, sm.vbar[c] = v / omega;
     __syncthreads();
 }
 
@@ -143,16 +157,16 @@ static __device__ void gram_of_row(row_double_shared &sm, const loam_problem &p,
         for (int64_t j = r.lo; j < r.hi; j += KEYS64) {
             load_tile64(sm, p, a, r, j);
             for (int row = 0; row < KEYS64; row++) {
-                const double w = exp(sm.score[row] - r.m) / r.omega;
+                const double w = sm.weight[row];
 #pragma unroll
                 for (int s = 0; s < SHARE; s++) {
                     if (top[s] < 0) continue;
 #pragma unroll
                     for (int y = 0; y < BLOCK64; y++) {
-                        const double f = w * (sm.keys[row][top[s] + y] - sm.kbar[top[s] + y]);
+                        const double f = w * (sm.tile.keys[row][top[s] + y] - sm.kbar[top[s] + y]);
 #pragma unroll
                         for (int z = 0; z < BLOCK64; z++)
-                            sum[s][y][z] += f * (sm.keys[row][left[s] + z] - sm.kbar[left[s] + z]);
+                            sum[s][y][z] += f * (sm.tile.keys[row][left[s] + z] - sm.kbar[left[s] + z]);
                     }
                 }
             }
@@ -198,6 +212,17 @@ static __device__ double add_ridge64(row_double_shared &sm, const loam_problem &
     for (int64_t n = 0; n < p.dim_qk; n++)
         largest = fmax(largest, gram[triangle(n) + n]);
     return local_least_pivot(largest, mean2);
+}
+
+/* Where the matrix is solved: of few channels in shared memory. */
+static __device__ double *place64(row_double_shared &sm, double *gram, int64_t d)
+{
+    const int64_t count = triangle(d);
+    if (count > (int64_t)(sizeof sm.matrix / sizeof *sm.matrix)) return gram;
+    for (int64_t n = threadIdx.x; n < count; n += ROW64_THREADS)
+        sm.matrix[n] = gram[n];
+    __syncthreads();
+    return sm.matrix;
 }
 
 /* gram <- its Cholesky factor; false where a pivot is not above `least`. All threads of the
@@ -257,12 +282,12 @@ static __device__ lines64 sweep64(row_double_shared &sm, const loam_problem &p, 
         for (int row = warp; row < KEYS64; row += ROW64_THREADS / 32) {
             double u = 0;
             for (int n = lane; n < p.dim_qk; n += 32)
-                u += sm.rho[n] * (sm.keys[row][n] - sm.kbar[n]);
+                u += sm.rho[n] * (sm.tile.keys[row][n] - sm.kbar[n]);
 #pragma unroll
             for (int step = 16; step > 0; step /= 2)
                 u += __shfl_xor_sync(0xffffffffu, u, step);
             if (lane == 0) {
-                const double w = exp(sm.score[row] - r.m) / r.omega;
+                const double w = sm.weight[row];
                 sm.line[row] = w * u;
                 if (a.weights.data && j + row < r.hi) {
                     ((float *)a.weights.data)[LOCAL_AT(a.weights, r.x.s.b, r.x.h, r.x.s.q0 + r.i) + j + row] =
@@ -272,8 +297,8 @@ static __device__ lines64 sweep64(row_double_shared &sm, const loam_problem &p, 
         }
         __syncthreads();
         for (int row = 0; row < KEYS64; row++) {
-            out.value += c < p.dim_v ? sm.line[row] * (sm.values[row][c] - sm.vbar[c]) : 0;
-            out.image += c < p.dim_qk ? sm.line[row] * (sm.keys[row][c] - sm.kbar[c]) : 0;
+            out.value += c < p.dim_v ? sm.line[row] * (sm.tile.values[row][c] - sm.vbar[c]) : 0;
+            out.image += c < p.dim_qk ? sm.line[row] * (sm.tile.keys[row][c] - sm.kbar[c]) : 0;
         }
     }
     return out;
@@ -299,7 +324,7 @@ static __device__ row_double_at begin_row(row_double_shared &sm, const loam_prob
         sm.kbar[c] = sm.vbar[c] = 0;
         constant += r.sc.rbf ? -0.5 * sm.query[c] * sm.query[c] : sm.query[c] * sm.origin[c];
         for (int row = 0; row < KEYS64; row++)
-            sm.keys[row][c] = 0;
+            sm.tile.keys[row][c] = 0;
     }
     constant = block_sum(sm, constant);
     /* Scores are complete here; saved.lse must lack the constant that the other kernels leave out. */
@@ -351,8 +376,9 @@ static __global__ void __launch_bounds__(ROW64_THREADS, SHARE == 1 ? 3 : 1)
         sm.right[c] = c < d ? sm.kbar[c] - sm.query[c] + (r.sc.rbf ? 0 : sm.origin[c]) : 0;
         __syncthreads();
         loam_row_info info = { LOAM_ROW_SOLVED, LOAM_SOLVER_GRAM, work.hard[n].iterations, 0 };
-        bool solved = factor64(gram, d, least);
-        if (solved) substitute64(sm, gram, d);
+        double *const place = place64(sm, gram, d);
+        bool solved = factor64(place, d, least);
+        if (solved) substitute64(sm, place, d);
         solved = solved && __syncthreads_and(c >= d || fits_float(sm.rho[c]));
         if (!solved) {
             info.code = LOAM_ROW_SINGULAR;
@@ -407,15 +433,15 @@ static __device__ void adjoint_right64(row_double_shared &sm, const loam_problem
         for (int row = warp; row < KEYS64; row += ROW64_THREADS / 32) {
             double g = 0;
             for (int n = lane; n < p.dim_v; n += 32)
-                g += element_load(a.grad_o.data, p.dtype, grad + n) * (sm.values[row][n] - sm.vbar[n]);
+                g += element_load(a.grad_o.data, p.dtype, grad + n) * (sm.tile.values[row][n] - sm.vbar[n]);
 #pragma unroll
             for (int step = 16; step > 0; step /= 2)
                 g += __shfl_xor_sync(0xffffffffu, g, step);
-            if (lane == 0) sm.line[row] = exp(sm.score[row] - r.m) / r.omega * g;
+            if (lane == 0) sm.line[row] = sm.weight[row] * g;
         }
         __syncthreads();
         for (int row = 0; row < KEYS64; row++)
-            sum -= c < p.dim_qk ? sm.line[row] * (sm.keys[row][c] - sm.kbar[c]) : 0;
+            sum -= c < p.dim_qk ? sm.line[row] * (sm.tile.keys[row][c] - sm.kbar[c]) : 0;
     }
     __syncthreads();
     sm.right[c] = sum;
@@ -437,8 +463,9 @@ static __global__ void __launch_bounds__(ROW64_THREADS, SHARE == 1 ? 3 : 1)
         gram_of_row<SHARE>(sm, p, a, r, gram);
         const double least = add_ridge64(sm, p, a, r, gram);
         adjoint_right64(sm, p, a, r);
-        bool solved = factor64(gram, d, least);
-        if (solved) substitute64(sm, gram, d);
+        double *const place = place64(sm, gram, d);
+        bool solved = factor64(place, d, least);
+        if (solved) substitute64(sm, place, d);
         solved = solved && __syncthreads_and(c >= d || fits_float(sm.rho[c]));
         if (c < d) arrays.y[local_row(&p, &r.x.s, r.x.h, r.i) * d + c] = solved ? (float)sm.rho[c] : 0;
         __syncthreads();
