@@ -84,6 +84,7 @@ const mixer mixers[] = {
       .taps = 4,
       .head_norm = true },
     { .name = "hyena", .block = MIXER_HYENA, .taps = 3 },
+    { .name = "lla-heads", .mechanism = LOAM_LLA, .ridge = MIXER_RIDGE_HEAD },
     { .name = NULL },
 };
 
@@ -118,14 +119,24 @@ bool mixer_has_stage(const mixer *row, const mixer_options *options, stage at, i
     /* The published convolutions of queries, keys and values end in it. */
     case STAGE_SILU: return (row->silu || filtered) && !options->no_silu && stream != STREAM_PROBE;
     case STAGE_NORM: return options->qk_norm && stream != STREAM_V;
-    default: return options->probe_gate && stream == STREAM_PROBE;
+    default:
+        return (options->probe_gate && stream == STREAM_PROBE) ||
+               (options->temperature && stream == STREAM_Q && row->block == MIXER_PLAIN);
     }
+}
+
+static bool has_low(const mixer *row, const mixer_options *options, int which)
+{
+    const bool there = which != LOW_PROBE || row->probe;
+    return row->block == MIXER_PLAIN && there && (options->low >> which & 1);
 }
 
 static bool has_array(const mixer *row, const mixer_options *options, role which)
 {
     const bool plain = row->block == MIXER_PLAIN, filtered = options->short_filter && row->taps > 0;
     if (which >= ROLE_FILTER_1 && which <= ROLE_FILTER_RATE) return row->block == MIXER_HYENA;
+    if (which >= ROLE_Q_LOW_1 && which <= ROLE_OUT_LOW_2)
+        return has_low(row, options, (which - ROLE_Q_LOW_1) % LOWS);
     switch (which) {
     case ROLE_NORM_BIAS: return options->layer_norm;
     case ROLE_IN:
@@ -134,7 +145,12 @@ static bool has_array(const mixer *row, const mixer_options *options, role which
     case ROLE_Q:
     case ROLE_K:
     case ROLE_V: return plain;
-    case ROLE_PROBE: return row->probe;
+    case ROLE_PROBE: return row->probe && !has_low(row, options, LOW_PROBE);
+    case ROLE_Q_BIAS:
+    case ROLE_K_BIAS:
+    case ROLE_V_BIAS: return plain && options->biases;
+    case ROLE_OUT_BIAS: return options->biases;
+    case ROLE_TEMPERATURE: return plain && options->temperature;
     case ROLE_Q_TAPS:
     case ROLE_K_TAPS:
     case ROLE_V_TAPS: return plain && filtered;
@@ -152,6 +168,7 @@ static bool has_array(const mixer *row, const mixer_options *options, role which
     case ROLE_DECAY_2: return by_channel(row);
     case ROLE_DECAY_BIAS: return plain && learned_decay(row) && row->decay != MIXER_DECAY_SIGMOID;
     case ROLE_RIDGE_CHANNEL: return row->ridge == MIXER_RIDGE_CHANNEL;
+    case ROLE_RIDGE_HEAD: return row->ridge == MIXER_RIDGE_HEAD;
     case ROLE_HEAD_GAIN: return row->head_norm;
     case ROLE_GATE: return row->gate;
     case ROLE_MLP_BIAS: return options->mlp && options->layer_norm;
@@ -159,6 +176,8 @@ static bool has_array(const mixer *row, const mixer_options *options, role which
     case ROLE_MLP_1:
     case ROLE_MLP_2: return options->mlp;
     case ROLE_MLP_GATE: return options->mlp && options->mlp_gate;
+    case ROLE_MLP_1_BIAS:
+    case ROLE_MLP_2_BIAS: return options->mlp && options->biases && !options->mlp_gate;
     default: return true;
     }
 }
@@ -166,8 +185,8 @@ static bool has_array(const mixer *row, const mixer_options *options, role which
 /* The columns of all heads, as many times as are published where that is asked for. */
 static int64_t published(const mixer_options *options, const mixer_shape *shape, double times)
 {
-    if (!options->published_dims || !(times > 0)) return shape->width;
-    const int64_t once = shape->width / shape->heads;
+    const int64_t once = shape->head_dim;
+    if (!options->published_dims || !(times > 0)) return once * shape->heads;
     const double channels = times * (double)once;
     assert(channels == floor(channels) && channels >= 1);
     return (int64_t)channels * shape->heads;
@@ -188,6 +207,19 @@ int64_t mixer_inner(const mixer *row, const mixer_options *options, const mixer_
 int64_t mixer_value_heads(const mixer *row, const mixer_shape *shape)
 {
     return row->block == MIXER_MAMBA ? MAMBA_EXPAND * shape->heads : shape->heads;
+}
+
+int64_t mixer_stream_heads(const mixer_shape *shape, int stream)
+{
+    return stream == STREAM_K || stream == STREAM_V ? shape->heads_kv : shape->heads;
+}
+
+int64_t mixer_stream_columns(const mixer *row, const mixer_options *options, const mixer_shape *shape,
+                             int stream)
+{
+    const int64_t all = stream == STREAM_V ? mixer_inner(row, options, shape)
+                                           : mixer_keys(row, options, shape);
+    return all / shape->heads * mixer_stream_heads(shape, stream);
 }
 
 int64_t mixer_mlp_inner(const mixer_options *options, const mixer_shape *shape)
@@ -216,6 +248,8 @@ void mixer_array(const mixer *row, const mixer_options *options, const mixer_sha
     const int64_t d = shape->width, heads = shape->heads, keys = mixer_keys(row, options, shape);
     const int64_t inner = mixer_inner(row, options, shape), value_heads = mixer_value_heads(row, shape);
     const int64_t gates = by_channel(row) ? keys : heads, mlp = mixer_mlp_inner(options, shape);
+    const int64_t k = mixer_stream_columns(row, options, shape, STREAM_K),
+                  v = mixer_stream_columns(row, options, shape, STREAM_V), rank = options->rank;
     int64_t first, filtered;
     mixer_filtered(row, shape, &first, &filtered);
     const int64_t sizes[ROLES][2] = {
@@ -224,12 +258,26 @@ void mixer_array(const mixer *row, const mixer_options *options, const mixer_sha
         [ROLE_IN] = { d, mixer_in_width(row, shape) },
         [ROLE_IN_TAPS] = { row->taps, filtered },
         [ROLE_Q] = { d, keys },
-        [ROLE_K] = { d, keys },
-        [ROLE_V] = { d, inner },
+        [ROLE_K] = { d, k },
+        [ROLE_V] = { d, v },
         [ROLE_PROBE] = { d, keys },
+        [ROLE_Q_BIAS] = { 1, keys },
+        [ROLE_K_BIAS] = { 1, k },
+        [ROLE_V_BIAS] = { 1, v },
+        [ROLE_Q_LOW_1] = { d, rank },
+        [ROLE_K_LOW_1] = { d, rank },
+        [ROLE_V_LOW_1] = { d, rank },
+        [ROLE_PROBE_LOW_1] = { d, rank },
+        [ROLE_OUT_LOW_1] = { inner, rank },
+        [ROLE_Q_LOW_2] = { rank, keys },
+        [ROLE_K_LOW_2] = { rank, k },
+        [ROLE_V_LOW_2] = { rank, v },
+        [ROLE_PROBE_LOW_2] = { rank, keys },
+        [ROLE_OUT_LOW_2] = { rank, d },
+        [ROLE_TEMPERATURE] = { 1, heads },
         [ROLE_Q_TAPS] = { row->taps, keys },
-        [ROLE_K_TAPS] = { row->taps, keys },
-        [ROLE_V_TAPS] = { row->taps, inner },
+        [ROLE_K_TAPS] = { row->taps, k },
+        [ROLE_V_TAPS] = { row->taps, v },
         [ROLE_Q_GAIN] = { 1, keys / heads },
         [ROLE_K_GAIN] = { 1, keys / heads },
         [ROLE_PROBE_GAIN] = { 1, keys / heads },
@@ -244,6 +292,7 @@ void mixer_array(const mixer *row, const mixer_options *options, const mixer_sha
         [ROLE_DECAY_2] = { row->rank, keys },
         [ROLE_DECAY_BIAS] = { 1, gates },
         [ROLE_RIDGE_CHANNEL] = { 1, keys },
+        [ROLE_RIDGE_HEAD] = { 1, heads },
         [ROLE_FILTER_1] = { 3, HYENA_FILTER },
         [ROLE_FILTER_BIAS_1] = { 1, HYENA_FILTER },
         [ROLE_FILTER_2] = { HYENA_FILTER, HYENA_FILTER },
@@ -256,11 +305,14 @@ void mixer_array(const mixer *row, const mixer_options *options, const mixer_sha
         [ROLE_HEAD_GAIN] = { 1, row->block == MIXER_MAMBA ? inner : inner / heads },
         [ROLE_GATE] = { d, inner },
         [ROLE_OUT] = { inner, d },
+        [ROLE_OUT_BIAS] = { 1, d },
         [ROLE_MLP_GAIN] = { 1, d },
         [ROLE_MLP_BIAS] = { 1, d },
         [ROLE_MLP_1] = { d, mlp },
         [ROLE_MLP_GATE] = { d, mlp },
         [ROLE_MLP_2] = { mlp, d },
+        [ROLE_MLP_1_BIAS] = { 1, mlp },
+        [ROLE_MLP_2_BIAS] = { 1, d },
     };
     *rows = has_array(row, options, which) ? sizes[which][0] : 0;
     *width = sizes[which][1];
@@ -277,6 +329,20 @@ const char *mixer_array_name(role which)
         [ROLE_K] = "W_k",
         [ROLE_V] = "W_v",
         [ROLE_PROBE] = "W_r",
+        [ROLE_Q_BIAS] = "b_q",
+        [ROLE_K_BIAS] = "b_k",
+        [ROLE_V_BIAS] = "b_v",
+        [ROLE_Q_LOW_1] = "A_q",
+        [ROLE_K_LOW_1] = "A_k",
+        [ROLE_V_LOW_1] = "A_v",
+        [ROLE_PROBE_LOW_1] = "A_r",
+        [ROLE_OUT_LOW_1] = "A_o",
+        [ROLE_Q_LOW_2] = "B_q",
+        [ROLE_K_LOW_2] = "B_k",
+        [ROLE_V_LOW_2] = "B_v",
+        [ROLE_PROBE_LOW_2] = "B_r",
+        [ROLE_OUT_LOW_2] = "B_o",
+        [ROLE_TEMPERATURE] = "t",
         [ROLE_Q_TAPS] = "taps_q",
         [ROLE_K_TAPS] = "taps_k",
         [ROLE_V_TAPS] = "taps_v",
@@ -294,6 +360,7 @@ const char *mixer_array_name(role which)
         [ROLE_DECAY_2] = "W_a2",
         [ROLE_DECAY_BIAS] = "a",
         [ROLE_RIDGE_CHANNEL] = "p",
+        [ROLE_RIDGE_HEAD] = "s",
         [ROLE_FILTER_1] = "W_1",
         [ROLE_FILTER_BIAS_1] = "b_1",
         [ROLE_FILTER_2] = "W_2",
@@ -306,11 +373,14 @@ const char *mixer_array_name(role which)
         [ROLE_HEAD_GAIN] = "head_gain",
         [ROLE_GATE] = "W_z",
         [ROLE_OUT] = "W_o",
+        [ROLE_OUT_BIAS] = "b_o",
         [ROLE_MLP_GAIN] = "mlp_gain",
         [ROLE_MLP_BIAS] = "mlp_bias",
         [ROLE_MLP_1] = "mlp_1",
         [ROLE_MLP_GATE] = "mlp_g",
         [ROLE_MLP_2] = "mlp_2",
+        [ROLE_MLP_1_BIAS] = "mlp_b1",
+        [ROLE_MLP_2_BIAS] = "mlp_b2",
     };
     return names[which];
 }
@@ -329,6 +399,18 @@ void mixer_array_start(const mixer *row, const mixer_options *options, role whic
     case ROLE_MLP_GAIN: p->value = 1; break;
     case ROLE_NORM_BIAS:
     case ROLE_MLP_BIAS:
+    case ROLE_Q_BIAS:
+    case ROLE_K_BIAS:
+    case ROLE_V_BIAS:
+    case ROLE_OUT_BIAS:
+    case ROLE_MLP_1_BIAS:
+    case ROLE_MLP_2_BIAS:
+    case ROLE_Q_LOW_2:
+    case ROLE_K_LOW_2:
+    case ROLE_V_LOW_2:
+    case ROLE_PROBE_LOW_2:
+    case ROLE_OUT_LOW_2:
+    case ROLE_TEMPERATURE:
     case ROLE_FILTER_BIAS_1:
     case ROLE_FILTER_BIAS_2:
     case ROLE_FILTER_BIAS_3: break;
@@ -357,6 +439,10 @@ void mixer_array_start(const mixer *row, const mixer_options *options, role whic
             p->start = START_DECAY_DELTA;
         else
             p->value = row->decay_shift;
+        break;
+    /* 1 / softplus(s) = ridge_start. */
+    case ROLE_RIDGE_HEAD:
+        p->value = log(expm1(options->ridge_start > 0 ? 1 / options->ridge_start : 1));
         break;
     /* Lambda = 0.25 + softplus(p) = 1. */
     case ROLE_RIDGE_CHANNEL: p->value = log(expm1(0.75)); break;

@@ -131,6 +131,20 @@ static void gelu_back(const machine *on, const matrix *dx, matrix g, matrix y, c
     on->op->gelu_back(on, dx[0], g, x[0]);
 }
 
+static void gelu_erf_y(const machine *on, matrix y, const matrix *x) { on->op->gelu_erf(on, y, x[0]); }
+static void gelu_erf_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    (void)y;
+    on->op->gelu_erf_back(on, dx[0], g, x[0]);
+}
+
+static void relu_y(const machine *on, matrix y, const matrix *x) { on->op->relu(on, y, x[0]); }
+static void relu_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    (void)y;
+    on->op->relu_back(on, dx[0], g, x[0]);
+}
+
 static void output_gate_y(const machine *on, matrix y, const matrix *x)
 {
     on->op->output_gate(on, y, x[0], x[1]);
@@ -279,6 +293,13 @@ static void softplus_back(const machine *on, const matrix *dx, matrix g, matrix 
     on->op->softplus_back(on, dx[0], g, x[0]);
 }
 
+static void inverse_y(const machine *on, matrix y, const matrix *x) { on->op->inverse_softplus(on, y, x[0]); }
+static void inverse_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
+{
+    (void)y;
+    on->op->inverse_softplus_back(on, dx[0], g, x[0]);
+}
+
 static const op_case cases[] = {
     { "product", product_y, product_back, { ROWS, 5 }, 2, { { ROWS, 7 }, { 7, 5 } } },
     { "product, added", product_added, product_added_back, { 40, 3 }, 2, { { ROWS, 40 }, { 3, ROWS } } },
@@ -288,6 +309,8 @@ static const op_case cases[] = {
     { "unit", unit_y, unit_back, { ROWS, 8 }, 1, { { ROWS, 8 } } },
     { "silu", silu_y, silu_back, { ROWS, 8 }, 1, { { ROWS, 8 } } },
     { "gelu", gelu_y, gelu_back, { ROWS, 8 }, 1, { { ROWS, 8 } } },
+    { "gelu_erf", gelu_erf_y, gelu_erf_back, { ROWS, 8 }, 1, { { ROWS, 8 } } },
+    { "relu", relu_y, relu_back, { ROWS, 8 }, 1, { { ROWS, 8 } } },
     { "output_gate", output_gate_y, output_gate_back, { ROWS, 8 }, 2, { { ROWS, 8 }, { ROWS, 8 } } },
     { "sigmoid_gate", sigmoid_gate_y, sigmoid_gate_back, { ROWS, 3 }, 2, { { ROWS, 3 }, { 1, 3 } } },
     { "forget_gate", forget_gate_y, forget_gate_back, { ROWS, 3 }, 1, { { ROWS, 3 } } },
@@ -313,6 +336,7 @@ static const op_case cases[] = {
       2,
       { { ROWS, 8 }, { 3, 8 } } },
     { "softplus", softplus_y, softplus_back, { 2, 5 }, 1, { { 2, 5 } } },
+    { "inverse_softplus", inverse_y, inverse_back, { 2, 5 }, 1, { { 2, 5 } } },
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
