@@ -130,7 +130,7 @@ typedef enum role {
     ROLES
 } role;
 
-/* What may have a product of two thin matrices beside it, as bits of mixer_options.low: W_q, W_k, W_v, W_R, and
+/* What may have a product of two thin matrices beside it, as bits of mixer_options.low: W_q, W_k, W_v, W_R and
  * W_o. */
 enum { LOW_Q, LOW_K, LOW_V, LOW_PROBE, LOW_OUT, LOWS };
 
@@ -168,8 +168,8 @@ typedef struct mixer_options {
     double rope_base; /* 0: 1e4 */
     double norm_eps;  /* of norms over the width; 0: NORM_EPS */
     bool biases;      /* of W_q, W_k, W_v, W_o and of the MLP without gate */
-    /* Bits 1 << LOW_Q ..: W + A B in the place of W, and of W_R, A B alone; `rank` columns of A. B is 0 in the
-     * beginning. */
+    /* Bits 1 << LOW_Q ..: W + A B in the place of W, and of W_R, A B alone; `rank` columns of A. B is 0 in
+     * the beginning. */
     unsigned low;
     int64_t rank;
     bool temperature;   /* queries times 1 + t, a number for each head, 0 in the beginning */

@@ -160,7 +160,7 @@ static void take_last(train_model *m)
                                                      : m->dfound;
 }
 
-/* Of what is frozen, vectors and the taps of convolutions have one too: it comes with others, and is small. */
+/* Of what is frozen, vectors and taps have one too: it comes with others, and is small. */
 static bool has_gradient(const train_model *m, const parameter *p, int64_t rows)
 {
     const mixer *row = m->mix.row;

@@ -21,8 +21,8 @@ typedef struct model_shape {
     int64_t models, batch; /* examples of a step */
     int64_t layers, width, heads;
     int64_t heads_kv, head_dim; /* 0: heads; width / heads */
-    /* Patterns (fnmatch) of the names of the arrays that move, NULL behind the last; NULL: all do. The others are
-     * frozen: 0 until they are given values, and without moments and, matrices, gradients. */
+    /* Patterns (fnmatch) of the names of the arrays that move, NULL behind the last; NULL: all do. The others
+     * are frozen: 0 until they are given values, and without moments and, matrices, gradients. */
     const char *const *moving;
 } model_shape;
 

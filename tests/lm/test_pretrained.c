@@ -51,7 +51,7 @@ static void open_files(scene *s, const char *name)
     free(ids);
 }
 
-/* Of the scene's files: as many models of the mixer `named` as STACK, all with the tokens as their only example. */
+/* Of the scene's files: STACK models of the mixer `named`, with the tokens as their only example. */
 static void open_model(scene *s, const char *named, const mixer_options *beside)
 {
     static const uint64_t seeds[STACK] = { 1, 2 };

@@ -131,19 +131,17 @@ static void gelu_back(const machine *on, const matrix *dx, matrix g, matrix y, c
     on->op->gelu_back(on, dx[0], g, x[0]);
 }
 
-static void gelu_erf_y(const machine *on, matrix y, const matrix *x) { on->op->gelu_erf(on, y, x[0]); }
-static void gelu_erf_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
-{
-    (void)y;
-    on->op->gelu_erf_back(on, dx[0], g, x[0]);
-}
-
-static void relu_y(const machine *on, matrix y, const matrix *x) { on->op->relu(on, y, x[0]); }
-static void relu_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
-{
-    (void)y;
-    on->op->relu_back(on, dx[0], g, x[0]);
-}
+/* What has an operand alone, and its gradient by that. */
+#define UNARY(name) \
+    static void name##_y(const machine *on, matrix y, const matrix *x) { on->op->name(on, y, x[0]); } \
+    static void name##_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x) \
+    { \
+        (void)y; \
+        on->op->name##_back(on, dx[0], g, x[0]); \
+    }
+UNARY(gelu_erf)
+UNARY(relu)
+UNARY(inverse_softplus)
 
 static void output_gate_y(const machine *on, matrix y, const matrix *x)
 {
@@ -293,13 +291,6 @@ static void softplus_back(const machine *on, const matrix *dx, matrix g, matrix 
     on->op->softplus_back(on, dx[0], g, x[0]);
 }
 
-static void inverse_y(const machine *on, matrix y, const matrix *x) { on->op->inverse_softplus(on, y, x[0]); }
-static void inverse_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x)
-{
-    (void)y;
-    on->op->inverse_softplus_back(on, dx[0], g, x[0]);
-}
-
 static const op_case cases[] = {
     { "product", product_y, product_back, { ROWS, 5 }, 2, { { ROWS, 7 }, { 7, 5 } } },
     { "product, added", product_added, product_added_back, { 40, 3 }, 2, { { ROWS, 40 }, { 3, ROWS } } },
@@ -336,7 +327,7 @@ static const op_case cases[] = {
       2,
       { { ROWS, 8 }, { 3, 8 } } },
     { "softplus", softplus_y, softplus_back, { 2, 5 }, 1, { { 2, 5 } } },
-    { "inverse_softplus", inverse_y, inverse_back, { 2, 5 }, 1, { { 2, 5 } } },
+    { "inverse_softplus", inverse_softplus_y, inverse_softplus_back, { 2, 5 }, 1, { { 2, 5 } } },
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
