@@ -130,8 +130,8 @@ typedef enum role {
     ROLES
 } role;
 
-/* What may have a product of two thin matrices beside it, as bits of mixer_options.low: W_q, W_k, W_v, W_R and
- * W_o. */
+/* What may have a product of two thin matrices beside it, as bits of mixer_options.low: W_q, W_k, W_v, W_R
+ * and W_o. */
 enum { LOW_Q, LOW_K, LOW_V, LOW_PROBE, LOW_OUT, LOWS };
 
 typedef struct mixer_shape {
