@@ -42,7 +42,7 @@ bool graft_finished(const graft_results *r, int64_t run);
 int graft_results_load(graft_results *r, const char *path, const char *line, io_error *error);
 int graft_results_save(const graft_results *r, const char *path, const char *line, io_error *error);
 
-/* NLL of kind a less that of kind b, means over seeds, paired over windows. b < 0: itself. text < 0: of all. */
+/* NLL of kind a less that of b, means over seeds, paired over windows. b < 0: itself. text < 0: of all. */
 paired graft_difference(const graft_results *r, int a, int b, int text);
 
 #endif
