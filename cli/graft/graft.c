@@ -20,10 +20,10 @@
 static const char USAGE[] = "loam experiment graft MODEL --text FILE[,FILE..] [options]";
 static const char ABOUT[] =
     "A few numbers are trained on top of a pretrained model, whose own weights stay as they are: a ridge of "
-    "Local Linear Attention for each layer and head, and the control, a temperature of softmax; Parallax "
-    "with a probe of low rank that begins at 0, and the control, LoRA of the queries with as many "
-    "parameters. NLL of held-out text against the model as it is and against the control, on the same "
-    "windows.\n"
+    "Local Linear Attention for each layer and head, alone or beside a temperature, and the control, a "
+    "temperature of softmax; Parallax with a probe of low rank that begins at 0, and the control, LoRA of "
+    "the queries with as many parameters. NLL of held-out text against the model as it is and against the "
+    "control, on the same windows.\n"
     "A killed run goes on when it is started again with the same options, and comes to the same bytes in "
     "every file but times.csv.";
 
@@ -84,13 +84,14 @@ static int read_request(request *r, int argc, char **argv, const char **model, b
     graft_choice *c = &r->choice;
     c->ridge = 1e4;
     c->rate[GRAFT_RIDGES] = 0.1, c->rate[GRAFT_TEMPERATURES] = 0.01;
+    c->rate[GRAFT_BOTH] = 0.03;
     c->rate[GRAFT_PARALLAX] = c->rate[GRAFT_LORA] = 1e-3;
     const option_row rows[] = {
         { "text", OPTION_TEXT, &r->texts, 0, 0, "FILE,..",
           "to train on; without --held but for the last tenth of each" },
         { "held", OPTION_TEXT, &r->held, 0, 0, "FILE,..", "held out, to measure on" },
         { "train", OPTION_TEXT, &r->kinds, 0, 0, "LIST",
-          "of ridges, temperatures, parallax, lora; default all" },
+          "of ridges, temperatures, both, parallax, lora; default all" },
         { "steps", OPTION_INT, &c->steps, 1, 1e9, "N", "default 200" },
         { "batch", OPTION_INT, &c->batch, 1, 1e6, "N", "windows of a step; default 8" },
         { "micro-batch", OPTION_INT, &c->piece, 1, 1e6, "N",
@@ -104,6 +105,7 @@ static int read_request(request *r, int argc, char **argv, const char **model, b
         { "ridge", OPTION_REAL, &c->ridge, 1e-3, 1e12, "X", "that ridges begin with; default 1e4" },
         { "ridge-rate", OPTION_REAL, &c->rate[GRAFT_RIDGES], 0, 1e3, "X", "the highest; default 0.1" },
         { "temperature-rate", OPTION_REAL, &c->rate[GRAFT_TEMPERATURES], 0, 1e3, "X", "default 0.01" },
+        { "both-rate", OPTION_REAL, &c->rate[GRAFT_BOTH], 0, 1e3, "X", "default 0.03" },
         { "parallax-rate", OPTION_REAL, &c->rate[GRAFT_PARALLAX], 0, 1e3, "X", "default 0.001" },
         { "lora-rate", OPTION_REAL, &c->rate[GRAFT_LORA], 0, 1e3, "X", "default 0.001" },
         { "tiny", OPTION_FLAG, &r->tiny, 0, 0, NULL,
@@ -159,7 +161,7 @@ static int open_all(experiment *x, const request *r, const char *model, backend 
     lm_model_name(model, x->model);
     if (!status)
         status = graft_plan_open(&x->plan, &r->choice, x->files, x->model, x->tokens, r->texts, r->held,
-                                 error);
+                                 where.bf16, error);
     if (!status) status = backend_open(where, (int)r->threads, &x->on, error);
     x->open = !status;
     if (!status) status = graft_results_open(&x->results, &x->plan, error);

@@ -10,6 +10,7 @@
 static const char *const what[] = {
     [GRAFT_RIDGES] = "LLA in the place of softmax; one ridge for each layer and query head",
     [GRAFT_TEMPERATURES] = "softmax, queries times 1 + t; one t for each layer and query head",
+    [GRAFT_BOTH] = "LLA, queries times 1 + t; a ridge and a t for each layer and query head",
     [GRAFT_PARALLAX] = "Parallax, whose probe is A B x; A and B of each layer, B from 0",
     [GRAFT_LORA] = "softmax, W_q + A B in the place of W_q; A and B of each layer, B from 0",
     [GRAFT_NONE] = "nothing: the model as it is",
@@ -30,7 +31,7 @@ static void put_table(FILE *out, const graft_results *r)
     for (int i = -1; i < GRAFT_KINDS; i++) {
         const int kind = i < 0 ? GRAFT_NONE : i;
         if (i >= 0 && !p->choice.kinds[i]) continue;
-        const bool against = i >= 0 && !graft_is_control(i) && p->choice.kinds[graft_control(i)];
+        const bool against = i >= 0 && graft_is_controlled(p, i);
         fprintf(out, "<tr><td>%s</td><td>%.0f</td><td>%.5f</td>", what[kind],
                 *graft_result_of(r, graft_run_of(p, kind, 0)).moved, graft_difference(r, kind, -1, -1).mean);
         put_cell(out, i >= 0, graft_difference(r, kind, GRAFT_NONE, -1));
@@ -39,18 +40,19 @@ static void put_table(FILE *out, const graft_results *r)
     }
     fputs("</table></div>\n<p>± is the standard error of the mean over windows, of differences that of "
           "differences window by window; of several seeds the mean NLL of a window is taken first. The "
-          "control of ridges are temperatures, that of Parallax is LoRA. All have the same windows in the "
-          "same order, AdamW without decay, and a cosine to 0.</p>\n",
+          "control of ridges, alone or beside temperatures, are temperatures, that of Parallax is LoRA. All "
+          "have the same windows in the same order, AdamW without decay, and a cosine to 0.</p>\n",
           out);
 }
 
 /* How many heads have gone how far. */
-static void put_ridges(FILE *out, const graft_results *r)
+static void put_ridges(FILE *out, const graft_results *r, int kind)
 {
     static const double limits[] = { 1000, 300, 100, 30, 10 };
     const int64_t all = r->plan->config->layers * r->plan->config->heads_q;
-    const double *ridge = graft_result_of(r, graft_run_of(r->plan, GRAFT_RIDGES, 0)).value;
-    fprintf(out, "<h2>Learned ridges</h2>\n<p>Of %" PRId64 " heads (the first seed)", all);
+    const double *ridge = graft_result_of(r, graft_run_of(r->plan, kind, 0)).ridge;
+    fprintf(out, "<h2>Learned ridges%s</h2>\n<p>Of %" PRId64 " heads (the first seed)",
+            kind == GRAFT_BOTH ? " beside temperatures" : "", all);
     for (size_t n = 0; n < sizeof limits / sizeof *limits; n++) {
         int64_t count = 0;
         for (int64_t i = 0; i < all; i++)
@@ -86,16 +88,22 @@ static void put_pictures(FILE *out, const graft_plan *p)
 {
     fputs("<h2>Pictures</h2>\n<div class=\"row\">\n", out);
     put_picture(out, "steps.svg", "losses against steps");
-    if (p->choice.kinds[GRAFT_RIDGES]) put_picture(out, "ridges.svg", "ridges by layer and head");
-    if (p->choice.kinds[GRAFT_TEMPERATURES])
-        put_picture(out, "temperatures.svg", "temperatures by layer and head");
+    for (int kind = 0; kind < GRAFT_KINDS; kind++) {
+        char name[64];
+        snprintf(name, sizeof name, "%s.svg", graft_name(kind));
+        if (p->choice.kinds[kind] && graft_has_ridges(kind))
+            put_picture(out, name, "ridges by layer and head");
+        snprintf(name, sizeof name, "%s%s.svg", graft_name(kind), kind == GRAFT_BOTH ? "-temperatures" : "");
+        if (p->choice.kinds[kind] && graft_has_temperatures(kind))
+            put_picture(out, name, "temperatures by layer and head");
+    }
     fputs("</div>\n", out);
 }
 
 static void put_run(FILE *out, const graft_report *r)
 {
     const graft_plan *p = r->results->plan;
-    const bool heads = p->choice.kinds[GRAFT_RIDGES] || p->choice.kinds[GRAFT_TEMPERATURES];
+    const bool heads = graft_has_heads(p);
     fputs("<h2>What was run</h2>\n<p>", out);
     html_escape(out, r->model);
     fputs(": ", out);
@@ -120,7 +128,8 @@ int graft_page_write(const graft_report *r, const claim *claims, int count, cons
     html_head(out, "Trained on top of a pretrained model");
     html_claims(out, "What is expected", "about", claims, count);
     put_table(out, r->results);
-    if (p->choice.kinds[GRAFT_RIDGES]) put_ridges(out, r->results);
+    for (int kind = 0; kind < GRAFT_KINDS; kind++)
+        if (p->choice.kinds[kind] && graft_has_ridges(kind)) put_ridges(out, r->results, kind);
     if (p->choice.kinds[GRAFT_PARALLAX]) put_negative(out, r->results);
     if (r->drawn) put_pictures(out, p);
     put_run(out, r);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * ridges.svg, temperatures.svg: what each head of each layer has learned; steps.svg: losses on the way. */
+ * ridges.svg, temperatures.svg, both.svg and both-temperatures.svg: what each head of each layer has learned;
+ * steps.svg: losses on the way. */
 #ifndef LOAM_CLI_GRAFT_PICTURES_H
 #define LOAM_CLI_GRAFT_PICTURES_H
 

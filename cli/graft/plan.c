@@ -20,16 +20,19 @@ static const struct {
     const char *name, *mixer;
     unsigned low;
     bool temperature;
+    graft_kind control;
     const char *moving[3]; /* NULL behind the last */
 } kinds[] = {
-    [GRAFT_RIDGES] = { "ridges", "lla-heads", 0, false, { "layer*.s" } },
-    [GRAFT_TEMPERATURES] = { "temperatures", "softmax", 0, true, { "layer*.t" } },
-    [GRAFT_PARALLAX] = { "parallax", "parallax", 1 << LOW_PROBE, false, { "layer*.A_r", "layer*.B_r" } },
-    [GRAFT_LORA] = { "lora", "softmax", 1 << LOW_Q, false, { "layer*.A_q", "layer*.B_q" } },
-    [GRAFT_NONE] = { "none", "softmax", 0, false, { NULL } },
+    [GRAFT_RIDGES] = { "ridges", "lla-heads", 0, false, GRAFT_TEMPERATURES, { "layer*.s" } },
+    [GRAFT_TEMPERATURES] = { "temperatures", "softmax", 0, true, GRAFT_NONE, { "layer*.t" } },
+    [GRAFT_BOTH] = { "both", "lla-heads", 0, true, GRAFT_TEMPERATURES, { "layer*.s", "layer*.t" } },
+    [GRAFT_PARALLAX] = { "parallax", "parallax", 1 << LOW_PROBE, false, GRAFT_LORA, { "layer*.[AB]_r" } },
+    [GRAFT_LORA] = { "lora", "softmax", 1 << LOW_Q, false, GRAFT_NONE, { "layer*.[AB]_q" } },
+    [GRAFT_NONE] = { "none", "softmax", 0, false, GRAFT_NONE, { NULL } },
 };
 
 const char *graft_name(int kind) { return kind < GRAFT_KINDS ? kinds[kind].name : NULL; }
+int graft_control(int kind) { return (int)kinds[kind].control; }
 
 static train_source source_of(const graft_plan *p)
 {
@@ -209,9 +212,11 @@ static int check_model(graft_plan *p, io_error *error)
 }
 
 int graft_plan_open(graft_plan *p, const graft_choice *choice, const lm_files *files, const char *model,
-                    const tokenizer *t, const char *texts, const char *held, io_error *error)
+                    const tokenizer *t, const char *texts, const char *held, bool narrow, io_error *error)
 {
-    *p = (graft_plan){ .choice = *choice, .config = lm_files_config(files), .model = model };
+    *p = (graft_plan){
+        .choice = *choice, .config = lm_files_config(files), .model = model, .narrow = narrow
+    };
     int status = check_model(p, error);
     if (!status) status = add_paths(p, texts, t, false, held != NULL, error);
     if (!status && held) status = add_paths(p, held, t, true, false, error);

@@ -10,10 +10,12 @@
 
 enum { GRAFT_TEXTS = 64, GRAFT_LINE = 1024 };
 
-/* What moves; each odd one is the control of the one before. GRAFT_NONE: nothing, the model as it is. */
+/* What moves: a ridge, a temperature, or both for each head; A and B of Parallax's probe, or of the queries.
+ * GRAFT_NONE: nothing, the model as it is. */
 typedef enum graft_kind {
     GRAFT_RIDGES,
     GRAFT_TEMPERATURES,
+    GRAFT_BOTH,
     GRAFT_PARALLAX,
     GRAFT_LORA,
     GRAFT_NONE
@@ -22,8 +24,13 @@ enum { GRAFT_KINDS = GRAFT_NONE };
 
 /* "ridges"; NULL beyond the last. */
 const char *graft_name(int kind);
-static inline int graft_control(int kind) { return kind + 1; }
-static inline bool graft_is_control(int kind) { return kind % 2 == 1; }
+/* What it is held against; GRAFT_NONE: it is a control itself. */
+int graft_control(int kind);
+static inline bool graft_has_ridges(int kind) { return kind == GRAFT_RIDGES || kind == GRAFT_BOTH; }
+static inline bool graft_has_temperatures(int kind)
+{
+    return kind == GRAFT_TEMPERATURES || kind == GRAFT_BOTH;
+}
 
 /* From the options. */
 typedef struct graft_choice {
@@ -45,12 +52,26 @@ typedef struct graft_plan {
     int64_t count[2];
     int64_t windows;
     uint64_t sum;
+    bool narrow; /* products and attention read bfloat16 */
 } graft_plan;
+
+/* Does a number of each head move? */
+static inline bool graft_has_heads(const graft_plan *p)
+{
+    const bool *kinds = p->choice.kinds;
+    return kinds[GRAFT_RIDGES] || kinds[GRAFT_TEMPERATURES] || kinds[GRAFT_BOTH];
+}
+
+/* Does it have the control of a kind, too? */
+static inline bool graft_is_controlled(const graft_plan *p, int kind)
+{
+    return p->choice.kinds[kind] && graft_control(kind) != GRAFT_NONE && p->choice.kinds[graft_control(kind)];
+}
 
 /* texts: paths with commas between, of which the last tenth is not trained on or, where `held` is not NULL,
  * these files in its place. On failure *p is all zero. */
 int graft_plan_open(graft_plan *p, const graft_choice *choice, const lm_files *files, const char *model,
-                    const tokenizer *t, const char *texts, const char *held, io_error *error);
+                    const tokenizer *t, const char *texts, const char *held, bool narrow, io_error *error);
 void graft_plan_close(graft_plan *p);
 
 /* The text of a window that is held out. */

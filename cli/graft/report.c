@@ -23,8 +23,7 @@ static void put_nll(FILE *out, const graft_results *r, int kind, int text)
 {
     const graft_plan *p = r->plan;
     const paired none = { NAN, NAN, 0, 0 }, nll = graft_difference(r, kind, -1, text);
-    const bool against = kind < GRAFT_KINDS && !graft_is_control(kind) &&
-                         p->choice.kinds[graft_control(kind)];
+    const bool against = kind < GRAFT_KINDS && graft_is_controlled(p, kind);
     fprintf(out, "%s,%s,%" PRId64 ",%" PRId64, kind == GRAFT_NONE ? "none" : graft_name(kind),
             text < 0 ? "all" : p->names[text], nll.windows, nll.tokens);
     put_paired(out, nll);
@@ -49,14 +48,18 @@ static void put_all_nll(FILE *out, const graft_results *r)
 static void put_heads(FILE *out, const graft_results *r)
 {
     const lm_config *c = r->plan->config;
-    fputs("moves,seed,layer,head,value\n", out);
+    fputs("moves,seed,layer,head,ridge,temperature\n", out);
     for (int64_t run = 1; run < graft_runs(r->plan); run++) {
         const int kind = graft_run_kind(run);
-        if (!graft_run_chosen(r->plan, run) || kind > GRAFT_TEMPERATURES) continue;
-        for (int64_t i = 0; i < c->layers * c->heads_q; i++)
-            fprintf(out, "%s,%" PRId64 ",%" PRId64 ",%" PRId64 ",%.9g\n", graft_name(kind),
-                    r->plan->choice.seeds.items[graft_run_seed(run)], i / c->heads_q, i % c->heads_q,
-                    graft_result_of(r, run).value[i]);
+        const graft_result of = graft_result_of(r, run);
+        if (!graft_run_chosen(r->plan, run)) continue;
+        if (!graft_has_ridges(kind) && !graft_has_temperatures(kind)) continue;
+        for (int64_t i = 0; i < c->layers * c->heads_q; i++) {
+            fprintf(out, "%s,%" PRId64 ",%" PRId64 ",%" PRId64, graft_name(kind),
+                    r->plan->choice.seeds.items[graft_run_seed(run)], i / c->heads_q, i % c->heads_q);
+            put_number(out, of.ridge[i]), put_number(out, of.temperature[i]);
+            fputc('\n', out);
+        }
     }
 }
 
@@ -106,7 +109,7 @@ static int write_tables(const graft_results *r, const char *directory, io_error 
     for (size_t i = 0; i < sizeof tables / sizeof *tables && !status; i++) {
         char path[EXPERIMENT_PATH];
         out_file *file;
-        if (tables[i].put == put_heads && !chosen[GRAFT_RIDGES] && !chosen[GRAFT_TEMPERATURES]) continue;
+        if (tables[i].put == put_heads && !graft_has_heads(r->plan)) continue;
         if (tables[i].put == put_probes && !chosen[GRAFT_PARALLAX]) continue;
         snprintf(path, sizeof path, "%s/%s", directory, tables[i].name);
         status = out_open(&file, path, error);
@@ -131,7 +134,7 @@ static int print_table(const graft_results *r, const claim *claims, int count, i
         if (i >= 0 && !r->plan->choice.kinds[i]) continue;
         fprintf(out, "%-14s %10.5f", i < 0 ? "none" : graft_name(i), graft_difference(r, kind, -1, -1).mean);
         if (i >= 0) fprintf(out, "  %s", paired_text(graft_difference(r, kind, GRAFT_NONE, -1), text));
-        if (i >= 0 && !graft_is_control(i) && r->plan->choice.kinds[graft_control(i)])
+        if (i >= 0 && graft_is_controlled(r->plan, i))
             fprintf(out, "; %s", paired_text(graft_difference(r, i, graft_control(i), -1), text));
         fputc('\n', out);
     }

@@ -35,8 +35,9 @@ graft_result graft_result_of(const graft_results *r, int64_t run)
     double *x = r->x + run * r->size;
     graft_result of = { .nll = x };
     of.away = of.nll + r->plan->windows;
-    of.moved = of.away + 1, of.seconds = of.moved + 1, of.value = of.seconds + 1;
-    of.negative = of.value + heads_of(r->plan);
+    of.moved = of.away + 1, of.seconds = of.moved + 1, of.ridge = of.seconds + 1;
+    of.temperature = of.ridge + heads_of(r->plan);
+    of.negative = of.temperature + heads_of(r->plan);
     of.curve = of.negative + r->plan->config->layers;
     return of;
 }
@@ -47,7 +48,7 @@ int graft_results_open(graft_results *r, const graft_plan *p, io_error *error)
 {
     const int64_t every = p->choice.steps >= 10 ? p->choice.steps / 10 : 1;
     *r = (graft_results){ .plan = p, .tests = (p->choice.steps + every - 1) / every };
-    r->size = p->windows + 3 + heads_of(p) + p->config->layers + r->tests * GRAFT_CURVE;
+    r->size = p->windows + 3 + 2 * heads_of(p) + p->config->layers + r->tests * GRAFT_CURVE;
     const int64_t count = graft_runs(p) * r->size;
     r->x = calloc((size_t)count, sizeof *r->x);
     for (int64_t i = 0; r->x && i < count; i++)

@@ -11,13 +11,13 @@ enum { GRAFT_STEP, GRAFT_TRAIN, GRAFT_TEST, GRAFT_LENGTH, GRAFT_CURVE };
 
 /* Numbers of one run; pointers into the results'. */
 typedef struct graft_result {
-    double *nll;      /* [windows], sums over their tokens; the first is NaN until the run is finished */
-    double *away;     /* of its start: the largest change of a window's mean NLL from the model as it is */
-    double *moved;    /* how many parameters move */
-    double *seconds;  /* a step */
-    double *value;    /* [layers][heads], of ridges and temperatures: 1 / softplus(s), 1 + t */
-    double *negative; /* [layers], of Parallax: the share of weights below 0 */
-    double *curve;    /* [tests][GRAFT_CURVE] */
+    double *nll;     /* [windows], sums over their tokens; the first is NaN until the run is finished */
+    double *away;    /* of its start: the largest change of a window's mean NLL from the model as it is */
+    double *moved;   /* how many parameters move */
+    double *seconds; /* a step */
+    double *ridge, *temperature; /* [layers][heads]: 1 / softplus(s), 1 + t; NaN of kinds without */
+    double *negative;            /* [layers], of Parallax: the share of weights below 0 */
+    double *curve;               /* [tests][GRAFT_CURVE] */
 } graft_result;
 
 typedef struct graft_results {

@@ -113,10 +113,10 @@ static int take_learned(const runner *run, const trainer *t, int kind, const gra
     const lm_config *c = run->results->plan->config;
     const int64_t all = c->layers * c->heads_q;
     int status = 0;
-    if (kind == GRAFT_RIDGES) status = take_values(t, ".s", to->value, run->error);
-    if (kind == GRAFT_TEMPERATURES) status = take_values(t, ".t", to->value, run->error);
-    for (int64_t i = 0; i < all && kind <= GRAFT_TEMPERATURES; i++)
-        to->value[i] = kind == GRAFT_RIDGES ? 1 / log1p(exp(to->value[i])) : 1 + to->value[i];
+    if (graft_has_ridges(kind)) status = take_values(t, ".s", to->ridge, run->error);
+    if (!status && graft_has_temperatures(kind)) status = take_values(t, ".t", to->temperature, run->error);
+    for (int64_t i = 0; i < all; i++)
+        to->ridge[i] = 1 / log1p(exp(to->ridge[i])), to->temperature[i] += 1;
     for (int64_t layer = 0; layer < c->layers && kind == GRAFT_PARALLAX && !status; layer++) {
         probe_rows rows;
         loam_error reason;
