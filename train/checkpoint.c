@@ -60,15 +60,15 @@ static void name_options(FILE *to, const trainer_options *o)
             o->beta_v, o->decay, o->clip, o->muon, o->muon_rms, o->stop);
 }
 
-/* What only models with pretrained or with frozen arrays have. */
+/* What pretrained models have, and what is put beside their attention. */
 static void name_pretrained(FILE *to, const trainer_options *o)
 {
     const mixer_options *how = &o->mixing;
-    if (!o->pretrained && !o->shape.moving) return;
     fprintf(to, "; heads_kv %" PRId64 "; head_dim %" PRId64, o->shape.heads_kv, o->shape.head_dim);
     fprintf(to, "; activation %d; rope_base %.17g; norm_eps %.17g; biases %d; low %u; rank %" PRId64,
             how->activation, how->rope_base, how->norm_eps, how->biases, how->low, how->rank);
-    fprintf(to, "; temperature %d; ridge_start %.17g; moving", how->temperature, how->ridge_start);
+    fprintf(to, "; temperature %d; ridge_start %.17g; moving%s", how->temperature, how->ridge_start,
+            o->shape.moving ? "" : " all");
     for (const char *const *name = o->shape.moving; name && *name; name++)
         fprintf(to, " %s", *name);
     fprintf(to, "; from %s", o->pretrained ? o->pretrained : "seeds");
