@@ -140,7 +140,7 @@ typedef struct experiment {
     tokenizer *tokens;
     graft_plan plan;
     graft_results results;
-    char from[LM_MODEL_NAME + 64], description[GRAFT_LINE], line[3 * GRAFT_LINE], state[EXPERIMENT_PATH];
+    char from[LM_MODEL_NAME + 64], description[GRAFT_LINE], state[EXPERIMENT_PATH];
     char model[LM_MODEL_NAME];
 } experiment;
 
@@ -155,22 +155,36 @@ static int open_tokenizer(experiment *x, const char *path, io_error *error)
 
 static int open_all(experiment *x, const request *r, const char *model, backend where, io_error *error)
 {
-    char name[MACHINE_NAME];
     int status = lm_files_open(&x->files, model, error);
     if (!status) status = open_tokenizer(x, r->tokenizer ? r->tokenizer : model, error);
     lm_model_name(model, x->model);
     if (!status)
         status = graft_plan_open(&x->plan, &r->choice, x->files, x->model, x->tokens, r->texts, r->held,
                                  where.bf16, error);
-    if (!status) status = backend_open(where, (int)r->threads, &x->on, error);
-    x->open = !status;
     if (!status) status = graft_results_open(&x->results, &x->plan, error);
     if (status) return status;
     graft_describe(&x->plan, x->description);
     snprintf(x->from, sizeof x->from, "%s of %" PRId64 " bytes, %s", x->model, lm_files_bytes(x->files),
              lm_files_type(x->files));
-    snprintf(x->line, sizeof x->line, "loam %s, %s, %s, %s; %s; %s", loam_version(), loam_cpu_features(),
-             machine_name(&x->on, name), backend_text(where), x->from, x->description);
+    snprintf(x->results.line, sizeof x->results.line, "loam %s; %s; %s; %s", loam_version(),
+             backend_text(where), x->from, x->description);
+    return 0;
+}
+
+/* Where what is left is made: by the same machine that made the rest. */
+static int open_machine(experiment *x, const request *r, backend where, io_error *error)
+{
+    char name[MACHINE_NAME], here[GRAFT_LINE];
+    const int status = backend_open(where, (int)r->threads, &x->on, error);
+    if (status) return status;
+    x->open = true;
+    snprintf(here, sizeof here, "%s, %s", loam_cpu_features(), machine_name(&x->on, name));
+    if (*x->results.machine && strcmp(x->results.machine, here) != 0)
+        return io_fail(error, EXIT_INPUT,
+                       "%s is of another machine, '%.200s'; this one is '%.200s': --restart "
+                       "discards it",
+                       x->state, x->results.machine, here);
+    snprintf(x->results.machine, sizeof x->results.machine, "%s", here);
     return 0;
 }
 
@@ -192,7 +206,6 @@ static int run(experiment *x, const request *r, const char *model, backend where
     graft_runner with = { .on = &x->on,
                           .directory = r->out,
                           .state = x->state,
-                          .line = x->line,
                           .from = x->from,
                           .interval = r->interval,
                           .seconds = r->minutes > 0 ? 60 * r->minutes : (double)INFINITY,
@@ -202,7 +215,8 @@ static int run(experiment *x, const request *r, const char *model, backend where
     with.files = x->files;
     if (!status && r->restart && unlink(x->state) && errno != ENOENT)
         status = io_fail(error, EXIT_OUTPUT, "%s: %s", x->state, strerror(errno));
-    if (!status) status = graft_results_load(&x->results, x->state, x->line, error);
+    if (!status) status = graft_results_load(&x->results, x->state, error);
+    if (!status && !graft_whole(&x->results)) status = open_machine(x, r, where, error);
     if (!status) status = graft_run(&with, &x->results, whole, error);
     if (!status && !*whole) printf("The time is over; the same command goes on.\n");
     if (!status && *whole) status = write_report(x, r, drawn, error);

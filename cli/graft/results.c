@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char first_line[] = "loam experiment graft 1\n";
+static const char first_line[] = "loam experiment graft 1";
 
 /* ---- runs */
 
@@ -43,6 +43,14 @@ graft_result graft_result_of(const graft_results *r, int64_t run)
 }
 
 bool graft_finished(const graft_results *r, int64_t run) { return !isnan(*graft_result_of(r, run).nll); }
+
+bool graft_whole(const graft_results *r)
+{
+    bool whole = true;
+    for (int64_t run = 0; run < graft_runs(r->plan); run++)
+        whole = whole && (!graft_run_chosen(r->plan, run) || graft_finished(r, run));
+    return whole;
+}
 
 int graft_results_open(graft_results *r, const graft_plan *p, io_error *error)
 {
@@ -84,36 +92,45 @@ static int read_runs(graft_results *r, FILE *file, const char *path, io_error *e
     return got == 0 && fscanf(file, "%7s", end) == 1 && strcmp(end, "end") == 0 ? 0 : damaged(path, error);
 }
 
-static int read_checked(graft_results *r, FILE *file, const char *path, const char *line, io_error *error)
+/* A line without its end; false: it is longer, or not there. */
+static bool read_line(FILE *file, char *text, size_t size)
 {
-    char text[4 * GRAFT_LINE];
-    if (!fgets(text, sizeof text, file) || strcmp(text, first_line) != 0 || !fgets(text, sizeof text, file))
+    if (!fgets(text, (int)size, file)) return false;
+    char *end = strchr(text, '\n');
+    if (end) *end = '\0';
+    return end != NULL;
+}
+
+static int read_checked(graft_results *r, FILE *file, const char *path, io_error *error)
+{
+    char text[sizeof r->line];
+    if (!read_line(file, text, sizeof text) || strcmp(text, first_line) != 0 ||
+        !read_line(file, text, sizeof text))
         return damaged(path, error);
-    text[strcspn(text, "\n")] = '\0';
-    if (strcmp(text, line) != 0)
-        return io_fail(
-            error, EXIT_INPUT,
-            "%s is of a run with another model, text, machine, options or version: --restart discards it",
-            path);
+    if (strcmp(text, r->line) != 0)
+        return io_fail(error, EXIT_INPUT,
+                       "%s is of a run with another model, text, options or version: --restart discards it",
+                       path);
+    if (!read_line(file, r->machine, sizeof r->machine)) return damaged(path, error);
     return read_runs(r, file, path, error);
 }
 
-int graft_results_load(graft_results *r, const char *path, const char *line, io_error *error)
+int graft_results_load(graft_results *r, const char *path, io_error *error)
 {
     FILE *file = fopen(path, "r");
     if (!file && errno == ENOENT) return 0;
     if (!file) return io_fail(error, EXIT_INPUT, "%s: %s", path, strerror(errno));
-    const int status = read_checked(r, file, path, line, error);
+    const int status = read_checked(r, file, path, error);
     fclose(file);
     return status;
 }
 
-int graft_results_save(const graft_results *r, const char *path, const char *line, io_error *error)
+int graft_results_save(const graft_results *r, const char *path, io_error *error)
 {
     out_file *file;
     const int status = out_open(&file, path, error);
     if (status) return status;
-    fprintf(out_stream(file), "%s%s\n", first_line, line);
+    fprintf(out_stream(file), "%s\n%s\n%s\n", first_line, r->line, r->machine);
     for (int64_t run = 0; run < graft_runs(r->plan); run++) {
         if (!graft_finished(r, run)) continue;
         fprintf(out_stream(file), "run %" PRId64 "\n", run);

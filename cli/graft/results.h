@@ -24,6 +24,8 @@ typedef struct graft_results {
     const graft_plan *plan;
     int64_t tests, size; /* numbers of a run */
     double *x;           /* [runs][size] */
+    /* All that numbers depend on: what was asked for, and where they were made, "" while none is. */
+    char line[2 * GRAFT_LINE], machine[GRAFT_LINE];
 } graft_results;
 
 int graft_results_open(graft_results *r, const graft_plan *p, io_error *error);
@@ -37,10 +39,12 @@ bool graft_run_chosen(const graft_plan *p, int64_t run);
 int64_t graft_run_of(const graft_plan *p, int kind, int seed);
 graft_result graft_result_of(const graft_results *r, int64_t run);
 bool graft_finished(const graft_results *r, int64_t run);
+/* Nothing is left of what was asked for: then no machine is needed. */
+bool graft_whole(const graft_results *r);
 
-/* `line` names all that numbers depend on. A file of another line is an error; none: nothing is finished. */
-int graft_results_load(graft_results *r, const char *path, const char *line, io_error *error);
-int graft_results_save(const graft_results *r, const char *path, const char *line, io_error *error);
+/* A file of another line is an error; none: nothing is finished. Sets the machine. */
+int graft_results_load(graft_results *r, const char *path, io_error *error);
+int graft_results_save(const graft_results *r, const char *path, io_error *error);
 
 /* NLL of kind a less that of b, means over seeds, paired over windows. b < 0: itself. text < 0: of all. */
 paired graft_difference(const graft_results *r, int a, int b, int text);

@@ -202,7 +202,7 @@ static int finish(runner *run, trainer *t, int64_t number)
         if (kind != GRAFT_NONE) take_curve(run->results, t, &to);
         *to.moved = count_moved(t);
         memcpy(to.nll, nll, (size_t)windows * sizeof *nll);
-        status = graft_results_save(run->results, run->with->state, run->with->line, run->error);
+        status = graft_results_save(run->results, run->with->state, run->error);
     }
     free(nll);
     return status;

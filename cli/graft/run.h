@@ -9,7 +9,7 @@ typedef struct graft_runner {
     const machine *on;
     const lm_files *files;
     const char *directory, *state; /* of checkpoints; of what is finished */
-    const char *line, *from;       /* what numbers depend on, and the part of it that names the model */
+    const char *from;              /* the model's name in checkpoints */
     double interval, seconds;      /* between checkpoints; of all */
     bool restart;                  /* checkpoints that are there are discarded */
 } graft_runner;

@@ -134,6 +134,30 @@ static void test_state(void **state)
     expect_status(&told, 0);
 }
 
+/* What another kind of CPU has begun is not gone on with; what is finished only waits for its pictures. */
+static void test_machines(void **state)
+{
+    (void)state;
+    make_long_text();
+    outcome told = run_loam("experiment graft " MODELS "llama " FEW " --train lora --out begun --time 1e-3");
+    expect_status(&told, 0);
+    assert_true(file_exists("begun/state"));
+    told = run_shell("OPENBLAS_CORETYPE=Nehalem \"$LOAM\" experiment graft " MODELS "llama " FEW
+                     " --train lora --out begun");
+    expect_complaint(&told, EXIT_INPUT, "begun/state is of another machine");
+    told = run_shell("PATH=/none \"$LOAM\" experiment graft " MODELS "llama " FEW
+                     " --train lora --out plain");
+    expect_status(&told, 0);
+    assert_non_null(strstr(told.out, "There is no gnuplot here"));
+    assert_true(file_exists("plain/state") && file_exists("plain/nll.csv") &&
+                !file_exists("plain/steps.svg"));
+    if (!shell_holds("command -v gnuplot >/dev/null")) return;
+    told = run_shell("OPENBLAS_CORETYPE=Nehalem \"$LOAM\" experiment graft " MODELS "llama " FEW
+                     " --train lora --out plain");
+    expect_status(&told, 0);
+    assert_true(!file_exists("plain/state") && file_exists("plain/steps.svg"));
+}
+
 static void test_refusals(void **state)
 {
     static const struct {
@@ -171,8 +195,9 @@ static void test_refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_program), cmocka_unit_test(test_start), cmocka_unit_test(test_learns),
-        cmocka_unit_test(test_resume),  cmocka_unit_test(test_state), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_program),  cmocka_unit_test(test_start),  cmocka_unit_test(test_learns),
+        cmocka_unit_test(test_machines), cmocka_unit_test(test_resume), cmocka_unit_test(test_state),
+        cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }
