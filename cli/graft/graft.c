@@ -227,7 +227,7 @@ static int run(experiment *x, const request *r, const char *model, backend where
 int experiment_graft(int argc, char **argv, const char **out, io_error *error)
 {
     request r;
-    backend where;
+    backend where = { false, false };
     const char *model = NULL;
     bool help = false, whole = false;
     int status = read_request(&r, argc, argv, &model, &where, &help, error);
