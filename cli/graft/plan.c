@@ -153,9 +153,10 @@ static int add_paths(graft_plan *p, const char *list, const tokenizer *t, bool h
                      io_error *error)
 {
     const int texts = count_paths(list);
-    int status = texts ? 0
-                       : io_fail(error, EXIT_USAGE, "--%s %s: expected 1 to %d files, as in a.txt,b.txt",
-                                 held ? "held" : "text", list, GRAFT_TEXTS);
+    int status = 0;
+    if (texts < 1)
+        return io_fail(error, EXIT_USAGE, "--%s %s: expected 1 to %d files, as in a.txt,b.txt",
+                       held ? "held" : "text", list, GRAFT_TEXTS);
     for (const char *at = list; !status && *at; at += *at == ',') {
         const size_t bytes = strcspn(at, ",");
         char *path = strndup(at, bytes);
