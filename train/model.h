@@ -14,7 +14,8 @@
 #include "train/batch.h"
 #include "train/mixer.h"
 
-enum { MODEL_MAX_LAYERS = 48, MODEL_MAX_PARAMETERS = 5 + MODEL_MAX_LAYERS * 32 };
+/* Of the roles no layer has more than 40. */
+enum { MODEL_MAX_LAYERS = 48, MODEL_MAX_PARAMETERS = 5 + MODEL_MAX_LAYERS * 40 };
 
 typedef struct model_shape {
     train_source from;     /* what it is trained on, and so its words and length */
