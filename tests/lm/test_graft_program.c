@@ -139,11 +139,12 @@ static void test_machines(void **state)
 {
     (void)state;
     make_long_text();
-    outcome told = run_loam("experiment graft " MODELS "llama " FEW " --train lora --out begun --time 1e-3");
+    outcome told = run_loam("experiment graft " MODELS "llama " FEW
+                            " --train lora --steps 9999 --out begun --time 1e-3");
     expect_status(&told, 0);
     assert_true(file_exists("begun/state"));
     told = run_shell("OPENBLAS_CORETYPE=Nehalem \"$LOAM\" experiment graft " MODELS "llama " FEW
-                     " --train lora --out begun");
+                     " --train lora --steps 9999 --out begun");
     expect_complaint(&told, EXIT_INPUT, "begun/state is of another machine");
     told = run_shell("PATH=/none \"$LOAM\" experiment graft " MODELS "llama " FEW
                      " --train lora --out plain");
