@@ -171,7 +171,7 @@ static void wrong_options_of_measurements(void **state)
 {
     (void)state;
     static const wrong_option cases[] = {
-        { "noise", "regression, smooth, rates, memory, context, recall, swaps, probe or ridge" },
+        { "noise", "regression, smooth, rates, memory, context, recall, swaps, probe, ridge or graft" },
         { "rates more", "unknown argument more" },
         { "rates --d 5", "from 1 to 4" },
         { "rates --n 512", "two numbers or more, from 64" },
