@@ -2,6 +2,7 @@
 #include "lm/export.h"
 
 #include "io/safetensors.h"
+#include "lm/arrays.h"
 #include "lm/path.h"
 #include "lm/write.h"
 
@@ -67,41 +68,6 @@ int lm_export_load(trainer *t, const char *path, io_error *error)
 
 /* ---------------------------------------------------------------- parts */
 
-/* The array that is a part, and whether it lies turned: [in][out] here, [out][in] there. */
-typedef struct source {
-    const char *name; /* of the model; NULL: of a layer */
-    role role;        /* of a layer; ROLES: none, all zeros */
-    bool turned;
-} source;
-
-static const source sources[LM_PARTS] = {
-    [LM_EMBED] = { "E", ROLES, false },
-    [LM_POSITIONS] = { "P", ROLES, false },
-    [LM_LAST_NORM] = { "gain", ROLES, false },
-    [LM_LAST_NORM_BIAS] = { "bias", ROLES, false },
-    [LM_HEAD] = { "W_logits", ROLES, false },
-    [LM_NORM_1] = { NULL, ROLE_GAIN, false },
-    [LM_NORM_1_BIAS] = { NULL, ROLE_NORM_BIAS, false },
-    [LM_Q] = { NULL, ROLE_Q, true },
-    [LM_Q_BIAS] = { NULL, ROLES, false },
-    [LM_K] = { NULL, ROLE_K, true },
-    [LM_K_BIAS] = { NULL, ROLES, false },
-    [LM_V] = { NULL, ROLE_V, true },
-    [LM_V_BIAS] = { NULL, ROLES, false },
-    [LM_O] = { NULL, ROLE_OUT, true },
-    [LM_O_BIAS] = { NULL, ROLES, false },
-    [LM_NORM_2] = { NULL, ROLE_MLP_GAIN, false },
-    [LM_NORM_2_BIAS] = { NULL, ROLE_MLP_BIAS, false },
-    [LM_GATE] = { NULL, ROLE_MLP_GATE, true },
-    [LM_UP] = { NULL, ROLE_MLP_1, true },
-    [LM_UP_BIAS] = { NULL, ROLES, false },
-    [LM_DOWN] = { NULL, ROLE_MLP_2, true },
-    [LM_DOWN_BIAS] = { NULL, ROLES, false },
-    [LM_RIDGE] = { NULL, ROLE_RIDGE, true },
-    [LM_PROBE] = { NULL, ROLE_PROBE, true },
-    [LM_FORGET] = { NULL, ROLE_DECAY_1, true },
-};
-
 typedef struct exporting {
     const lm_config *config;
     safetensors *file;
@@ -121,25 +87,23 @@ static int read_part(const void *context, lm_part part, int64_t layer, int64_t f
                      loam_dtype dtype, void *out, io_error *error)
 {
     const exporting *e = context;
-    const source *s = &sources[part];
     int64_t rows, columns;
-    char text[64];
+    char text[LM_ARRAY_TEXT];
     array a = { 0 };
+    safetensors_place place;
     (void)dtype;
     lm_part_shape(e->config, part, &rows, &columns);
-    if (!s->name && s->role == ROLES) {
+    lm_array_text(part, layer, text);
+    /* Linear maps are trained from nothing without biases. */
+    if (lm_part_is_vector(part) && !safetensors_find(e->file, text, &place)) {
         memset(out, 0, (size_t)(count * columns) * sizeof(float));
         return 0;
     }
-    if (s->name)
-        snprintf(text, sizeof text, "%s", s->name);
-    else
-        snprintf(text, sizeof text, "layer%lld.%s", (long long)layer, mixer_array_name(s->role));
     int status = safetensors_tensor(e->file, &a, text, error);
     if (!status && (a.dtype != LOAM_F32 || a.count != rows * columns))
         status = io_fail(error, EXIT_INTERNAL, "'%s' has %lld numbers; expected %lld", text,
                          (long long)a.count, (long long)(rows * columns));
-    if (!status) put_rows(&a, s->turned, first, count, columns, out);
+    if (!status) put_rows(&a, lm_array_of(part).turned, first, count, columns, out);
     array_free(&a);
     return status;
 }

@@ -12,10 +12,10 @@ bool mixing_in_parts(const mixing *mix)
     return local && mix->shape.seen < mix->shape.length;
 }
 
-/* A ridge of channels is a parameter, of which each model has its own: then a call for each model. */
-static int64_t calls_of(const mixing *mix)
+int64_t mixing_calls(const mixing *mix)
 {
-    return mix->row->ridge == MIXER_RIDGE_CHANNEL ? mix->shape.models : 1;
+    const bool own = mix->row->ridge == MIXER_RIDGE_CHANNEL || mix->row->ridge == MIXER_RIDGE_HEAD;
+    return own ? mix->shape.models : 1;
 }
 
 loam_problem mixing_problem(const mixing *mix, loam_pass pass)
@@ -25,8 +25,9 @@ loam_problem mixing_problem(const mixing *mix, loam_pass pass)
     loam_problem problem = loam_problem_default(row->mechanism, pass);
     problem.dtype = mix->on->operand;
     problem.backend = machine_backend(mix->on);
-    problem.batch = shape->models * shape->batch / calls_of(mix);
+    problem.batch = shape->models * shape->batch / mixing_calls(mix);
     problem.heads_q = problem.heads_kv = mixing_query_heads(mix);
+    if (row->block == MIXER_PLAIN) problem.heads_kv = shape->heads_kv;
     if (row->block == MIXER_MAMBA) problem.heads_v = mixer_value_heads(row, shape);
     problem.len_q = problem.len_kv = mixing_in_parts(mix) ? shape->seen : shape->length;
     problem.dim_qk = mixing_key_channels(mix);
@@ -40,6 +41,10 @@ loam_problem mixing_problem(const mixing *mix, loam_pass pass)
     }
     if (row->ridge == MIXER_RIDGE_TOKEN) {
         problem.ridge_axes = LOAM_RIDGE_TOKEN;
+        problem.ridge_unit = mix->options.ridge_unit;
+    }
+    if (row->ridge == MIXER_RIDGE_HEAD) {
+        problem.ridge_axes = LOAM_RIDGE_HEAD;
         problem.ridge_unit = mix->options.ridge_unit;
     }
     if (row->ridge == MIXER_RIDGE_CHANNEL) problem.ridge_axes = LOAM_RIDGE_HEAD_CHANNEL;
@@ -77,13 +82,21 @@ static bool is_query(activation which)
     return which == ACTIVE_Q || which == ACTIVE_PROBE || which == ACTIVE_RIDGE || which == ACTIVE_O;
 }
 
+static int64_t heads_in(const mixing *mix, activation which)
+{
+    const bool key = which == ACTIVE_K, grouped = key || which == ACTIVE_V;
+    if (mix->row->block == MIXER_PLAIN && grouped) return mix->shape.heads_kv;
+    if (key || which == ACTIVE_Q) return mixing_query_heads(mix);
+    return mixer_value_heads(mix->row, &mix->shape);
+}
+
 /* An array as [batch, heads, token, channels], from a place on. Rows of one token are [heads][channels]; an
  * array of one row is [heads][channels] for all. */
 static loam_view heads_of(const mixing *mix, const matrix *list, activation which, const place *at)
 {
     const matrix a = list[which];
-    const bool key = which == ACTIVE_Q || which == ACTIVE_K, single = at->query > 0 && by_head(mix);
-    const int64_t heads = key ? mixing_query_heads(mix) : mixer_value_heads(mix->row, &mix->shape);
+    const bool single = at->query > 0 && by_head(mix);
+    const int64_t heads = heads_in(mix, which);
     const int64_t tokens = a.rows == 1 ? 0 : a.row, part = a.width / heads;
     const int64_t first = at->model * a.model + (is_query(which) ? at->query * tokens : 0);
     if (!a.data) return (loam_view){ 0 };
@@ -138,10 +151,11 @@ static loam_args args_of(const mixing *mix, const mixer_layer *layer, const plac
     };
 }
 
-/* From row `first` of each sequence on. */
-static loam_view info_of(const mixing *mix, const mixer_layer *layer, int64_t first)
+/* Of a call, from row `first` of each sequence on. */
+static loam_view info_of(const mixing *mix, const mixer_layer *layer, int64_t call, int64_t first)
 {
-    loam_row_info *info = layer->info ? layer->info + first : NULL;
+    const int64_t rows = mix->shape.batch * mix->shape.heads * mix->shape.length;
+    loam_row_info *info = layer->info ? layer->info + call * rows + first : NULL;
     return loam_dense_out(info, mix->shape.heads, mix->shape.length, 1);
 }
 
@@ -153,7 +167,7 @@ static loam_status attend_queries(const mixing *mix, const mixer_layer *layer, l
     for (int64_t head = 0; head < mixing_query_calls(mix) && !status; head++) {
         loam_args args = args_of(mix, layer, &(place){ .query = mix->shape.seen, .head = head });
         args.saved = (char *)layer->query_saved + (size_t)head * bytes;
-        if (pass == LOAM_FORWARD) args.info = info_of(mix, layer, mix->shape.seen);
+        if (pass == LOAM_FORWARD) args.info = info_of(mix, layer, 0, mix->shape.seen);
         loam_args_keep(&args, pass);
         status = loam_run(mix->query_plan[pass], &args, error);
     }
@@ -199,11 +213,12 @@ static void add_beside(const mixing *mix)
 
 loam_status mixing_attend(const mixing *mix, const mixer_layer *layer, loam_pass pass, loam_error *error)
 {
+    const size_t bytes = loam_plan_saved_bytes(mix->plan[LOAM_FORWARD]);
     loam_status status = LOAM_OK;
-    for (int64_t call = 0; call < calls_of(mix) && !status; call++) {
+    for (int64_t call = 0; call < mixing_calls(mix) && !status; call++) {
         loam_args args = args_of(mix, layer, &(place){ .model = call });
-        args.saved = layer->saved;
-        if (pass == LOAM_FORWARD) args.info = info_of(mix, layer, 0);
+        args.saved = bytes > 0 ? (char *)layer->saved + (size_t)call * bytes : NULL;
+        if (pass == LOAM_FORWARD) args.info = info_of(mix, layer, call, 0);
         loam_args_keep(&args, pass);
         status = loam_run(mix->plan[pass], &args, error);
     }
@@ -227,14 +242,15 @@ void mixing_hide(const mixing *mix, const matrix *list)
 loam_status mixing_turn(const mixing *mix, const matrix *list, bool back, loam_error *error)
 {
     static const activation turned[] = { ACTIVE_Q, ACTIVE_K, ACTIVE_PROBE };
+    const mixer_options *options = &mix->options;
     loam_rope rope = loam_rope_default(mix->on->operand);
     rope.backend = machine_backend(mix->on);
     rope.stream = machine_stream(mix->on);
     rope.batch = mix->shape.models * mix->shape.batch;
-    rope.heads = mix->shape.heads;
     rope.tokens = mix->shape.length;
     rope.channels = mixing_key_channels(mix);
-    rope.dim = mix->options.rope_dim;
+    rope.dim = options->rope_dim;
+    if (options->rope_base > 0) rope.base = options->rope_base;
     rope.inverse = back;
     rope.threads = mix->on->threads;
     const place begin = { 0 };
@@ -242,6 +258,7 @@ loam_status mixing_turn(const mixing *mix, const matrix *list, bool back, loam_e
     for (int i = 0; i < 3 && !status; i++) {
         const loam_const_view from = input_of(mix, list, turned[i], &begin);
         const loam_view to = heads_of(mix, list, turned[i], &begin);
+        rope.heads = heads_in(mix, turned[i]);
         if (from.data) status = loam_rope_apply(&rope, &from, &to, error);
     }
     return status;

@@ -60,6 +60,20 @@ static void name_options(FILE *to, const trainer_options *o)
             o->beta_v, o->decay, o->clip, o->muon, o->muon_rms, o->stop);
 }
 
+/* What pretrained models have, and what is put beside their attention. */
+static void name_pretrained(FILE *to, const trainer_options *o)
+{
+    const mixer_options *how = &o->mixing;
+    fprintf(to, "; heads_kv %" PRId64 "; head_dim %" PRId64, o->shape.heads_kv, o->shape.head_dim);
+    fprintf(to, "; activation %d; rope_base %.17g; norm_eps %.17g; biases %d; low %u; rank %" PRId64,
+            how->activation, how->rope_base, how->norm_eps, how->biases, how->low, how->rank);
+    fprintf(to, "; temperature %d; ridge_start %.17g; moving%s", how->temperature, how->ridge_start,
+            o->shape.moving ? "" : " all");
+    for (const char *const *name = o->shape.moving; name && *name; name++)
+        fprintf(to, " %s", *name);
+    fprintf(to, "; from %s", o->pretrained ? o->pretrained : "seeds");
+}
+
 /* Owned by the caller; NULL without memory. */
 static char *inputs_of(const trainer *t)
 {
@@ -70,6 +84,7 @@ static char *inputs_of(const trainer *t)
     fprintf(to, "loam %s; %s %s %s; ", loam_version(), loam_dtype_name(t->on->dtype),
             loam_dtype_name(t->on->operand), machine_name(t->on, name));
     name_options(to, &t->options);
+    name_pretrained(to, &t->options);
     fprintf(to, "; %s; %s", model_kernel(t->net, LOAM_FORWARD), model_kernel(t->net, LOAM_BACKWARD));
     for (int64_t m = 0; m < t->options.shape.models; m++) {
         const trainee *one = &t->each[m];
@@ -130,6 +145,7 @@ static pieces *pieces_of(const trainer *t)
     set_shape(add_piece(p, "state", "", LOAM_F64), 1, 1 + 2 * models, 0, 0);
     add_matrix(p, "sums", "", t->sums);
     for (int i = 0; i < count; i++) {
+        if (!list[i].m.data) continue; /* frozen since it was made */
         add_matrix(p, list[i].name, "", list[i].x);
         add_matrix(p, list[i].name, ".m", list[i].m);
         add_matrix(p, list[i].name, ".v", list[i].v);

@@ -21,8 +21,9 @@ typedef enum mixer_decay {
 
 typedef enum mixer_ridge {
     MIXER_NO_RIDGE,
-    MIXER_RIDGE_TOKEN,  /* least + (most - least) sigmoid(x W_lambda), Zuo et al. 2025, eq. 27 */
-    MIXER_RIDGE_CHANNEL /* 0.25 + softplus(p) */
+    MIXER_RIDGE_TOKEN,   /* least + (most - least) sigmoid(x W_lambda), Zuo et al. 2025, eq. 27 */
+    MIXER_RIDGE_CHANNEL, /* 0.25 + softplus(p) */
+    MIXER_RIDGE_HEAD     /* 1 / softplus(s), a number for each head */
 } mixer_ridge;
 
 typedef enum mixer_block { MIXER_PLAIN, MIXER_MAMBA, MIXER_HYENA } mixer_block;
@@ -74,6 +75,20 @@ typedef enum role {
     ROLE_K,
     ROLE_V,
     ROLE_PROBE,
+    ROLE_Q_BIAS, /* of mixer_options.biases */
+    ROLE_K_BIAS,
+    ROLE_V_BIAS,
+    ROLE_Q_LOW_1, /* A and B of mixer_options.low, in the order of its bits */
+    ROLE_K_LOW_1,
+    ROLE_V_LOW_1,
+    ROLE_PROBE_LOW_1,
+    ROLE_OUT_LOW_1,
+    ROLE_Q_LOW_2,
+    ROLE_K_LOW_2,
+    ROLE_V_LOW_2,
+    ROLE_PROBE_LOW_2,
+    ROLE_OUT_LOW_2,
+    ROLE_TEMPERATURE,
     ROLE_Q_TAPS,
     ROLE_K_TAPS,
     ROLE_V_TAPS,
@@ -91,6 +106,7 @@ typedef enum role {
     ROLE_DECAY_2,
     ROLE_DECAY_BIAS,
     ROLE_RIDGE_CHANNEL,
+    ROLE_RIDGE_HEAD,
     ROLE_FILTER_1,
     ROLE_FILTER_BIAS_1,
     ROLE_FILTER_2,
@@ -103,18 +119,31 @@ typedef enum role {
     ROLE_HEAD_GAIN,
     ROLE_GATE,
     ROLE_OUT,
+    ROLE_OUT_BIAS,
     ROLE_MLP_GAIN,
     ROLE_MLP_BIAS, /* of layer_norm */
     ROLE_MLP_1,
     ROLE_MLP_GATE,
     ROLE_MLP_2,
+    ROLE_MLP_1_BIAS,
+    ROLE_MLP_2_BIAS,
     ROLES
 } role;
 
+/* What may have a product of two thin matrices beside it, as bits of mixer_options.low: W_q, W_k, W_v, W_R
+ * and W_o. */
+enum { LOW_Q, LOW_K, LOW_V, LOW_PROBE, LOW_OUT, LOWS };
+
 typedef struct mixer_shape {
-    int64_t models, batch, length, width, heads; /* heads of width / heads channels */
+    int64_t models, batch, length, width, heads;
     int64_t seen; /* the first tokens of a sequence, which others see as keys; length: all of them */
+    /* Heads of keys and of values, each for as many neighbouring heads of queries, and the channels of a
+     * head. */
+    int64_t heads_kv, head_dim;
 } mixer_shape;
+
+/* Inside an MLP without gate. */
+typedef enum mlp_activation { MLP_GELU_TANH, MLP_GELU_ERF, MLP_RELU } mlp_activation;
 
 /* How a model knows the places of tokens. */
 typedef enum positions {
@@ -134,7 +163,17 @@ typedef struct mixer_options {
     bool parallel;     /* both from one e: e + mix(norm(e)) W_o + mlp(norm'(e)) */
     bool untied;       /* logits by an array of their own, not the embedding */
     int64_t mlp_inner; /* columns inside the MLP; 0: MLP_EXPAND times the width */
-    int64_t rope_dim;  /* channels of a head that POSITIONS_ROPE turns, the first; 0: all */
+    mlp_activation activation;
+    int64_t rope_dim; /* channels of a head that POSITIONS_ROPE turns, the first; 0: all */
+    double rope_base; /* 0: 1e4 */
+    double norm_eps;  /* of norms over the width; 0: NORM_EPS */
+    bool biases;      /* of W_q, W_k, W_v, W_o and of the MLP without gate */
+    /* Bits 1 << LOW_Q ..: W + A B in the place of W, and of W_R, A B alone; `rank` columns of A. B is 0 in
+     * the beginning. */
+    unsigned low;
+    int64_t rank;
+    bool temperature;   /* queries times 1 + t, a number for each head, 0 in the beginning */
+    double ridge_start; /* of MIXER_RIDGE_HEAD; 0: 1 */
     bool qk_norm; /* RMSNorm of queries, keys and probes by heads, before they are turned; not of blocks */
     bool blind;   /* regression: no token sees a query row as a key, not even the row itself */
     /* What only mixers that have it take part in. */
@@ -149,6 +188,10 @@ typedef struct mixer_options {
 int64_t mixer_keys(const mixer *row, const mixer_options *options, const mixer_shape *shape);
 int64_t mixer_inner(const mixer *row, const mixer_options *options, const mixer_shape *shape);
 int64_t mixer_value_heads(const mixer *row, const mixer_shape *shape);
+/* Of MIXER_PLAIN: heads of queries, keys, values or probes, and columns of all of them. */
+int64_t mixer_stream_heads(const mixer_shape *shape, int stream);
+int64_t mixer_stream_columns(const mixer *row, const mixer_options *options, const mixer_shape *shape,
+                             int stream);
 int64_t mixer_mlp_inner(const mixer_options *options, const mixer_shape *shape);
 int64_t mixer_in_width(const mixer *row, const mixer_shape *shape);
 /* Those columns of a block's x W_in that a short convolution is over. */
@@ -169,7 +212,8 @@ typedef enum activation {
     ACTIVE_IN,      /* x W_in */
     ACTIVE_IN_CONV, /* mixer_filtered of it after the short convolution; the same memory without one */
     /* Queries, keys, values and probes in stages; one that a mixer does not have is the memory of the stage
-     * before: x W; after the short convolution; after silu; normed; gated, and turned in place. */
+     * before: x W; after the short convolution; after silu; normed; probes gated, queries times 1 + t, and
+     * turned in place. */
     ACTIVE_Q_IN,
     ACTIVE_K_IN,
     ACTIVE_V_IN,
@@ -190,6 +234,11 @@ typedef enum activation {
     ACTIVE_K,
     ACTIVE_V,
     ACTIVE_PROBE,
+    ACTIVE_Q_LOW, /* x A; of W_o y A */
+    ACTIVE_K_LOW,
+    ACTIVE_V_LOW,
+    ACTIVE_PROBE_LOW,
+    ACTIVE_OUT_LOW,
     ACTIVE_Q_NORM, /* 1 / sqrt(mean square) of each head */
     ACTIVE_K_NORM,
     ACTIVE_V_NORM,

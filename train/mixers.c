@@ -84,6 +84,7 @@ const mixer mixers[] = {
       .taps = 4,
       .head_norm = true },
     { .name = "hyena", .block = MIXER_HYENA, .taps = 3 },
+    { .name = "lla-heads", .mechanism = LOAM_LLA, .ridge = MIXER_RIDGE_HEAD },
     { .name = NULL },
 };
 
@@ -118,14 +119,24 @@ bool mixer_has_stage(const mixer *row, const mixer_options *options, stage at, i
     /* The published convolutions of queries, keys and values end in it. */
     case STAGE_SILU: return (row->silu || filtered) && !options->no_silu && stream != STREAM_PROBE;
     case STAGE_NORM: return options->qk_norm && stream != STREAM_V;
-    default: return options->probe_gate && stream == STREAM_PROBE;
+    default:
+        return (options->probe_gate && stream == STREAM_PROBE) ||
+               (options->temperature && stream == STREAM_Q && row->block == MIXER_PLAIN);
     }
+}
+
+static bool has_low(const mixer *row, const mixer_options *options, int which)
+{
+    const bool there = which != LOW_PROBE || row->probe;
+    return row->block == MIXER_PLAIN && there && (options->low >> which & 1);
 }
 
 static bool has_array(const mixer *row, const mixer_options *options, role which)
 {
     const bool plain = row->block == MIXER_PLAIN, filtered = options->short_filter && row->taps > 0;
     if (which >= ROLE_FILTER_1 && which <= ROLE_FILTER_RATE) return row->block == MIXER_HYENA;
+    if (which >= ROLE_Q_LOW_1 && which <= ROLE_OUT_LOW_2)
+        return has_low(row, options, (which - ROLE_Q_LOW_1) % LOWS);
     switch (which) {
     case ROLE_NORM_BIAS: return options->layer_norm;
     case ROLE_IN:
@@ -134,7 +145,12 @@ static bool has_array(const mixer *row, const mixer_options *options, role which
     case ROLE_Q:
     case ROLE_K:
     case ROLE_V: return plain;
-    case ROLE_PROBE: return row->probe;
+    case ROLE_PROBE: return row->probe && !has_low(row, options, LOW_PROBE);
+    case ROLE_Q_BIAS:
+    case ROLE_K_BIAS:
+    case ROLE_V_BIAS: return plain && options->biases;
+    case ROLE_OUT_BIAS: return options->biases;
+    case ROLE_TEMPERATURE: return plain && options->temperature;
     case ROLE_Q_TAPS:
     case ROLE_K_TAPS:
     case ROLE_V_TAPS: return plain && filtered;
@@ -152,6 +168,7 @@ static bool has_array(const mixer *row, const mixer_options *options, role which
     case ROLE_DECAY_2: return by_channel(row);
     case ROLE_DECAY_BIAS: return plain && learned_decay(row) && row->decay != MIXER_DECAY_SIGMOID;
     case ROLE_RIDGE_CHANNEL: return row->ridge == MIXER_RIDGE_CHANNEL;
+    case ROLE_RIDGE_HEAD: return row->ridge == MIXER_RIDGE_HEAD;
     case ROLE_HEAD_GAIN: return row->head_norm;
     case ROLE_GATE: return row->gate;
     case ROLE_MLP_BIAS: return options->mlp && options->layer_norm;
@@ -159,6 +176,8 @@ static bool has_array(const mixer *row, const mixer_options *options, role which
     case ROLE_MLP_1:
     case ROLE_MLP_2: return options->mlp;
     case ROLE_MLP_GATE: return options->mlp && options->mlp_gate;
+    case ROLE_MLP_1_BIAS:
+    case ROLE_MLP_2_BIAS: return options->mlp && options->biases && !options->mlp_gate;
     default: return true;
     }
 }
@@ -166,8 +185,8 @@ static bool has_array(const mixer *row, const mixer_options *options, role which
 /* The columns of all heads, as many times as are published where that is asked for. */
 static int64_t published(const mixer_options *options, const mixer_shape *shape, double times)
 {
-    if (!options->published_dims || !(times > 0)) return shape->width;
-    const int64_t once = shape->width / shape->heads;
+    const int64_t once = shape->head_dim;
+    if (!options->published_dims || !(times > 0)) return once * shape->heads;
     const double channels = times * (double)once;
     assert(channels == floor(channels) && channels >= 1);
     return (int64_t)channels * shape->heads;
@@ -190,6 +209,19 @@ int64_t mixer_value_heads(const mixer *row, const mixer_shape *shape)
     return row->block == MIXER_MAMBA ? MAMBA_EXPAND * shape->heads : shape->heads;
 }
 
+int64_t mixer_stream_heads(const mixer_shape *shape, int stream)
+{
+    return stream == STREAM_K || stream == STREAM_V ? shape->heads_kv : shape->heads;
+}
+
+int64_t mixer_stream_columns(const mixer *row, const mixer_options *options, const mixer_shape *shape,
+                             int stream)
+{
+    const int64_t all = stream == STREAM_V ? mixer_inner(row, options, shape)
+                                           : mixer_keys(row, options, shape);
+    return all / shape->heads * mixer_stream_heads(shape, stream);
+}
+
 int64_t mixer_mlp_inner(const mixer_options *options, const mixer_shape *shape)
 {
     return options->mlp_inner > 0 ? options->mlp_inner : MLP_EXPAND * shape->width;
@@ -210,12 +242,42 @@ void mixer_filtered(const mixer *row, const mixer_shape *shape, int64_t *first, 
     *count = all ? mixer_in_width(row, shape) : inner + 2 * shape->width / shape->heads;
 }
 
+static bool is_map_bias(role which)
+{
+    return (which >= ROLE_Q_BIAS && which <= ROLE_V_BIAS) || which == ROLE_OUT_BIAS ||
+           which == ROLE_MLP_1_BIAS || which == ROLE_MLP_2_BIAS;
+}
+
+/* Rows and columns of W_q, W_k, W_v, W_R and W_o, of what may be beside them, and of biases; of another array
+ * nothing. */
+static void map_array(const mixer *row, const mixer_options *options, const mixer_shape *shape, role which,
+                      int64_t *rows, int64_t *width)
+{
+    const int64_t inner = mixer_inner(row, options, shape);
+    int64_t in[LOWS], out[LOWS];
+    for (int i = 0; i < STREAMS; i++)
+        in[i] = shape->width, out[i] = mixer_stream_columns(row, options, shape, i);
+    in[LOW_OUT] = inner, out[LOW_OUT] = shape->width;
+    if (which >= ROLE_Q && which <= ROLE_PROBE) *rows = in[which - ROLE_Q], *width = out[which - ROLE_Q];
+    if (which == ROLE_OUT) *rows = in[LOW_OUT], *width = out[LOW_OUT];
+    if (which >= ROLE_Q_LOW_1 && which <= ROLE_OUT_LOW_1)
+        *rows = in[which - ROLE_Q_LOW_1], *width = options->rank;
+    if (which >= ROLE_Q_LOW_2 && which <= ROLE_OUT_LOW_2)
+        *rows = options->rank, *width = out[which - ROLE_Q_LOW_2];
+    if (!is_map_bias(which)) return;
+    *rows = 1, *width = shape->width;
+    if (which <= ROLE_V_BIAS) *width = out[which - ROLE_Q_BIAS];
+    if (which == ROLE_MLP_1_BIAS) *width = mixer_mlp_inner(options, shape);
+}
+
 void mixer_array(const mixer *row, const mixer_options *options, const mixer_shape *shape, role which,
                  int64_t *rows, int64_t *width)
 {
     const int64_t d = shape->width, heads = shape->heads, keys = mixer_keys(row, options, shape);
     const int64_t inner = mixer_inner(row, options, shape), value_heads = mixer_value_heads(row, shape);
     const int64_t gates = by_channel(row) ? keys : heads, mlp = mixer_mlp_inner(options, shape);
+    const int64_t k = mixer_stream_columns(row, options, shape, STREAM_K),
+                  v = mixer_stream_columns(row, options, shape, STREAM_V);
     int64_t first, filtered;
     mixer_filtered(row, shape, &first, &filtered);
     const int64_t sizes[ROLES][2] = {
@@ -223,13 +285,9 @@ void mixer_array(const mixer *row, const mixer_options *options, const mixer_sha
         [ROLE_NORM_BIAS] = { 1, d },
         [ROLE_IN] = { d, mixer_in_width(row, shape) },
         [ROLE_IN_TAPS] = { row->taps, filtered },
-        [ROLE_Q] = { d, keys },
-        [ROLE_K] = { d, keys },
-        [ROLE_V] = { d, inner },
-        [ROLE_PROBE] = { d, keys },
         [ROLE_Q_TAPS] = { row->taps, keys },
-        [ROLE_K_TAPS] = { row->taps, keys },
-        [ROLE_V_TAPS] = { row->taps, inner },
+        [ROLE_K_TAPS] = { row->taps, k },
+        [ROLE_V_TAPS] = { row->taps, v },
         [ROLE_Q_GAIN] = { 1, keys / heads },
         [ROLE_K_GAIN] = { 1, keys / heads },
         [ROLE_PROBE_GAIN] = { 1, keys / heads },
@@ -244,6 +302,8 @@ void mixer_array(const mixer *row, const mixer_options *options, const mixer_sha
         [ROLE_DECAY_2] = { row->rank, keys },
         [ROLE_DECAY_BIAS] = { 1, gates },
         [ROLE_RIDGE_CHANNEL] = { 1, keys },
+        [ROLE_RIDGE_HEAD] = { 1, heads },
+        [ROLE_TEMPERATURE] = { 1, heads },
         [ROLE_FILTER_1] = { 3, HYENA_FILTER },
         [ROLE_FILTER_BIAS_1] = { 1, HYENA_FILTER },
         [ROLE_FILTER_2] = { HYENA_FILTER, HYENA_FILTER },
@@ -255,70 +315,87 @@ void mixer_array(const mixer *row, const mixer_options *options, const mixer_sha
         [ROLE_SKIP] = { 1, row->block == MIXER_HYENA ? d : value_heads },
         [ROLE_HEAD_GAIN] = { 1, row->block == MIXER_MAMBA ? inner : inner / heads },
         [ROLE_GATE] = { d, inner },
-        [ROLE_OUT] = { inner, d },
         [ROLE_MLP_GAIN] = { 1, d },
         [ROLE_MLP_BIAS] = { 1, d },
         [ROLE_MLP_1] = { d, mlp },
         [ROLE_MLP_GATE] = { d, mlp },
         [ROLE_MLP_2] = { mlp, d },
     };
-    *rows = has_array(row, options, which) ? sizes[which][0] : 0;
-    *width = sizes[which][1];
+    *rows = sizes[which][0], *width = sizes[which][1];
+    map_array(row, options, shape, which, rows, width);
+    if (!has_array(row, options, which)) *rows = 0;
 }
 
-const char *mixer_array_name(role which)
-{
-    static const char *const names[ROLES] = {
-        [ROLE_GAIN] = "gain",
-        [ROLE_NORM_BIAS] = "bias",
-        [ROLE_IN] = "W_in",
-        [ROLE_IN_TAPS] = "taps_in",
-        [ROLE_Q] = "W_q",
-        [ROLE_K] = "W_k",
-        [ROLE_V] = "W_v",
-        [ROLE_PROBE] = "W_r",
-        [ROLE_Q_TAPS] = "taps_q",
-        [ROLE_K_TAPS] = "taps_k",
-        [ROLE_V_TAPS] = "taps_v",
-        [ROLE_Q_GAIN] = "gain_q",
-        [ROLE_K_GAIN] = "gain_k",
-        [ROLE_PROBE_GAIN] = "gain_r",
-        [ROLE_PROBE_GATE] = "w_g",
-        [ROLE_RIDGE] = "W_lambda",
-        [ROLE_REFLECT_1] = "W_w1",
-        [ROLE_REFLECT_2] = "W_w2",
-        [ROLE_BETA] = "W_b",
-        [ROLE_BETA_BIAS] = "b",
-        [ROLE_DECAY_RATE] = "A",
-        [ROLE_DECAY_1] = "W_a1",
-        [ROLE_DECAY_2] = "W_a2",
-        [ROLE_DECAY_BIAS] = "a",
-        [ROLE_RIDGE_CHANNEL] = "p",
-        [ROLE_FILTER_1] = "W_1",
-        [ROLE_FILTER_BIAS_1] = "b_1",
-        [ROLE_FILTER_2] = "W_2",
-        [ROLE_FILTER_BIAS_2] = "b_2",
-        [ROLE_FILTER_3] = "W_3",
-        [ROLE_FILTER_BIAS_3] = "b_3",
-        [ROLE_FILTER_4] = "W_4",
-        [ROLE_FILTER_RATE] = "f",
-        [ROLE_SKIP] = "D",
-        [ROLE_HEAD_GAIN] = "head_gain",
-        [ROLE_GATE] = "W_z",
-        [ROLE_OUT] = "W_o",
-        [ROLE_MLP_GAIN] = "mlp_gain",
-        [ROLE_MLP_BIAS] = "mlp_bias",
-        [ROLE_MLP_1] = "mlp_1",
-        [ROLE_MLP_GATE] = "mlp_g",
-        [ROLE_MLP_2] = "mlp_2",
-    };
-    return names[which];
-}
+static const char *const names[ROLES] = {
+    [ROLE_GAIN] = "gain",
+    [ROLE_NORM_BIAS] = "bias",
+    [ROLE_IN] = "W_in",
+    [ROLE_IN_TAPS] = "taps_in",
+    [ROLE_Q] = "W_q",
+    [ROLE_K] = "W_k",
+    [ROLE_V] = "W_v",
+    [ROLE_PROBE] = "W_r",
+    [ROLE_Q_BIAS] = "b_q",
+    [ROLE_K_BIAS] = "b_k",
+    [ROLE_V_BIAS] = "b_v",
+    [ROLE_Q_LOW_1] = "A_q",
+    [ROLE_K_LOW_1] = "A_k",
+    [ROLE_V_LOW_1] = "A_v",
+    [ROLE_PROBE_LOW_1] = "A_r",
+    [ROLE_OUT_LOW_1] = "A_o",
+    [ROLE_Q_LOW_2] = "B_q",
+    [ROLE_K_LOW_2] = "B_k",
+    [ROLE_V_LOW_2] = "B_v",
+    [ROLE_PROBE_LOW_2] = "B_r",
+    [ROLE_OUT_LOW_2] = "B_o",
+    [ROLE_TEMPERATURE] = "t",
+    [ROLE_Q_TAPS] = "taps_q",
+    [ROLE_K_TAPS] = "taps_k",
+    [ROLE_V_TAPS] = "taps_v",
+    [ROLE_Q_GAIN] = "gain_q",
+    [ROLE_K_GAIN] = "gain_k",
+    [ROLE_PROBE_GAIN] = "gain_r",
+    [ROLE_PROBE_GATE] = "w_g",
+    [ROLE_RIDGE] = "W_lambda",
+    [ROLE_REFLECT_1] = "W_w1",
+    [ROLE_REFLECT_2] = "W_w2",
+    [ROLE_BETA] = "W_b",
+    [ROLE_BETA_BIAS] = "b",
+    [ROLE_DECAY_RATE] = "A",
+    [ROLE_DECAY_1] = "W_a1",
+    [ROLE_DECAY_2] = "W_a2",
+    [ROLE_DECAY_BIAS] = "a",
+    [ROLE_RIDGE_CHANNEL] = "p",
+    [ROLE_RIDGE_HEAD] = "s",
+    [ROLE_FILTER_1] = "W_1",
+    [ROLE_FILTER_BIAS_1] = "b_1",
+    [ROLE_FILTER_2] = "W_2",
+    [ROLE_FILTER_BIAS_2] = "b_2",
+    [ROLE_FILTER_3] = "W_3",
+    [ROLE_FILTER_BIAS_3] = "b_3",
+    [ROLE_FILTER_4] = "W_4",
+    [ROLE_FILTER_RATE] = "f",
+    [ROLE_SKIP] = "D",
+    [ROLE_HEAD_GAIN] = "head_gain",
+    [ROLE_GATE] = "W_z",
+    [ROLE_OUT] = "W_o",
+    [ROLE_OUT_BIAS] = "b_o",
+    [ROLE_MLP_GAIN] = "mlp_gain",
+    [ROLE_MLP_BIAS] = "mlp_bias",
+    [ROLE_MLP_1] = "mlp_1",
+    [ROLE_MLP_GATE] = "mlp_g",
+    [ROLE_MLP_2] = "mlp_2",
+    [ROLE_MLP_1_BIAS] = "mlp_b1",
+    [ROLE_MLP_2_BIAS] = "mlp_b2",
+};
+
+const char *mixer_array_name(role which) { return names[which]; }
 
 void mixer_array_start(const mixer *row, const mixer_options *options, role which, parameter *p)
 {
     p->start = START_CONSTANT;
     p->value = 0;
+    if (is_map_bias(which) || (which >= ROLE_Q_LOW_2 && which <= ROLE_OUT_LOW_2)) return;
     switch (which) {
     case ROLE_GAIN:
     case ROLE_Q_GAIN:
@@ -329,6 +406,7 @@ void mixer_array_start(const mixer *row, const mixer_options *options, role whic
     case ROLE_MLP_GAIN: p->value = 1; break;
     case ROLE_NORM_BIAS:
     case ROLE_MLP_BIAS:
+    case ROLE_TEMPERATURE:
     case ROLE_FILTER_BIAS_1:
     case ROLE_FILTER_BIAS_2:
     case ROLE_FILTER_BIAS_3: break;
@@ -357,6 +435,10 @@ void mixer_array_start(const mixer *row, const mixer_options *options, role whic
             p->start = START_DECAY_DELTA;
         else
             p->value = row->decay_shift;
+        break;
+    /* 1 / softplus(s) = ridge_start. */
+    case ROLE_RIDGE_HEAD:
+        p->value = log(expm1(options->ridge_start > 0 ? 1 / options->ridge_start : 1));
         break;
     /* Lambda = 0.25 + softplus(p) = 1. */
     case ROLE_RIDGE_CHANNEL: p->value = log(expm1(0.75)); break;

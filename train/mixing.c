@@ -8,9 +8,16 @@
 static const matrix none = { 0 };
 
 /* Why a mixer does not go with options, or NULL. */
-static const char *refusal(const mixer *row, const mixer_options *options)
+static const char *refusal(const mixer *row, const mixer_shape *shape, const mixer_options *options)
 {
+    const bool local = row->block == MIXER_PLAIN && row->mechanism <= LOAM_LLA && !row->reflect &&
+                       row->decay == MIXER_NO_DECAY;
+    if (shape->heads_kv != shape->heads && !local) return "grouped heads are for softmax, Parallax and LLA";
+    if (row->ridge == MIXER_RIDGE_HEAD && shape->seen < shape->length) return "no blind queries with it";
+    if ((options->low >> LOW_OUT & 1) && !options->mlp) return "A and B of W_o only with an MLP behind";
+    if (options->biases && !options->mlp) return "biases only with an MLP";
     if (row->block == MIXER_PLAIN) return NULL;
+    if (options->biases) return "a block has no biases";
     if (options->positions == POSITIONS_ROPE) return "a block has no queries and keys to turn";
     return options->qk_norm ? "a block has no queries and keys by heads to norm" : NULL;
 }
@@ -19,7 +26,7 @@ loam_status mixing_open(mixing *mix, const machine *on, const mixer *row, const 
                         const mixer_options *options, loam_error *error)
 {
     *mix = (mixing){ .on = on, .row = row, .shape = *shape, .options = *options };
-    const char *refused = refusal(row, options);
+    const char *refused = refusal(row, shape, options);
     if (refused) {
         if (error) {
             *error = (loam_error){ .status = LOAM_EUNSUPPORTED };
@@ -63,16 +70,23 @@ static bool has_array(const mixing *mix, role which)
 /* Those of the stages of queries, keys, values and probes; false: `which` is another. */
 static bool stage_size(const mixing *mix, activation which, int64_t *rows, int64_t *width)
 {
-    const int64_t tokens = mix->shape.batch * mix->shape.length, heads = mix->shape.heads;
-    const int at = which - ACTIVE_Q_IN;
+    const int64_t tokens = mix->shape.batch * mix->shape.length;
+    const bool norm = which >= ACTIVE_Q_NORM;
+    const int at = which - (norm ? ACTIVE_Q_NORM : ACTIVE_Q_IN), stream = at % STREAMS;
     if (mix->row->block != MIXER_PLAIN || at < 0 || which > ACTIVE_PROBE_NORM) return false;
-    const int stream = at % STREAMS;
-    const bool norm = at / STREAMS == STAGES;
     *rows = has_stage(mix, norm ? STAGE_NORM : (stage)(at / STREAMS), stream) ? tokens : 0;
-    if (norm) *rows *= heads;
-    *width = norm                 ? 1
-             : stream == STREAM_V ? mixer_inner(mix->row, &mix->options, &mix->shape)
-                                  : mixer_keys(mix->row, &mix->options, &mix->shape);
+    if (norm) *rows *= mixer_stream_heads(&mix->shape, stream);
+    *width = norm ? 1 : mixer_stream_columns(mix->row, &mix->options, &mix->shape, stream);
+    return true;
+}
+
+/* Those of the products of thin matrices; false: `which` is another. */
+static bool low_size(const mixing *mix, activation which, int64_t *rows, int64_t *width)
+{
+    if (which < ACTIVE_Q_LOW || which > ACTIVE_OUT_LOW) return false;
+    const bool there = has_array(mix, (role)(ROLE_Q_LOW_1 + which - ACTIVE_Q_LOW));
+    *rows = there ? mix->shape.batch * mix->shape.length : 0;
+    *width = mix->options.rank;
     return true;
 }
 
@@ -119,7 +133,8 @@ static void size_of(const mixing *mix, activation which, int64_t *rows, int64_t 
         [ACTIVE_PROBE_GATE_RAW] = { probe_gate ? tokens : 0, heads },
         [ACTIVE_PROBE_GATE] = { probe_gate ? tokens : 0, heads },
         [ACTIVE_RIDGE_RAW] = { token_ridge ? tokens : 0, heads },
-        [ACTIVE_RIDGE] = { token_ridge ? tokens : row->ridge != MIXER_NO_RIDGE, token_ridge ? heads : keys },
+        [ACTIVE_RIDGE] = { token_ridge ? tokens : row->ridge != MIXER_NO_RIDGE,
+                           row->ridge == MIXER_RIDGE_CHANNEL ? keys : heads },
         [ACTIVE_REFLECT_LOW] = { row->reflect ? tokens : 0, row->rank },
         [ACTIVE_REFLECT_RAW] = { row->reflect ? tokens : 0, keys },
         [ACTIVE_REFLECT] = { row->reflect ? tokens : 0, keys },
@@ -229,8 +244,9 @@ static void take_all(const mixing *mix, matrix *to, matrix *all, memory *from)
     for (int i = 0; i < ACTIVATIONS; i++) {
         int64_t rows, width;
         const bool stream = i >= ACTIVE_Q_IN && i < ACTIVE_Q_IN + STREAMS;
-        if (has_sides(mix) && (stream || i == ACTIVE_GATE_RAW)) continue;
-        if (!stage_size(mix, (activation)i, &rows, &width) && !mlp_size(mix, (activation)i, &rows, &width))
+        if (has_sides(mix) && (stream || i == ACTIVE_GATE_RAW) && to[i].width > 0) continue;
+        if (!low_size(mix, (activation)i, &rows, &width) && !stage_size(mix, (activation)i, &rows, &width) &&
+            !mlp_size(mix, (activation)i, &rows, &width))
             size_of(mix, (activation)i, &rows, &width);
         const loam_dtype dtype = dtype_of(mix, (activation)i);
         to[i] = rows > 0 ? memory_matrix(from, dtype, mix->shape.models, rows, width) : none;
@@ -314,7 +330,7 @@ void mixer_layer_take(const mixing *mix, mixer_layer *layer, memory *from)
 {
     take_all(mix, layer->value, &layer->sides.all, from);
     if (has_sides(mix)) layer->sides.w = take_arrays(mix, layer, layer->sides.all, from);
-    layer->saved = take_saved(mix->plan[LOAM_FORWARD], 1, from);
+    layer->saved = take_saved(mix->plan[LOAM_FORWARD], mixing_calls(mix), from);
     layer->query_saved = take_saved(mix->query_plan[LOAM_FORWARD], mixing_query_calls(mix), from);
     if (mix->row->mechanism == LOAM_LLA)
         layer->info = memory_take(from, rows_solved(mix), sizeof *layer->info);

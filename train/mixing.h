@@ -46,6 +46,9 @@ bool mixing_in_parts(const mixing *mix);
 loam_problem mixing_problem(const mixing *mix, loam_pass pass);
 loam_problem mixing_query_problem(const mixing *mix, loam_pass pass);
 int64_t mixing_query_calls(const mixing *mix);
+/* Those of the rows that are seen. A ridge of heads or channels is a parameter, of which each model has its
+ * own: then a call for each model. */
+int64_t mixing_calls(const mixing *mix);
 
 /* Side i of a layer's: its array, and what comes of it. */
 static inline role side_role(int i)
@@ -74,6 +77,34 @@ void mixing_hide(const mixing *mix, const matrix *list);
 
 /* Queries, keys and probes of `list` turned by their positions; or, gradients, back. */
 loam_status mixing_turn(const mixing *mix, const matrix *list, bool back, loam_error *error);
+
+/* The gradient of an array that moves, from what it multiplies and the gradient of the product. */
+static inline void mixing_weight_gradient(const machine *on, const parameter *p, matrix x, matrix g)
+{
+    if (p->g.data) on->op->product(on, p->g, x, g, PRODUCT_A_TRANSPOSED);
+}
+
+/* y + bias, where the layer has that. add_positions with one row adds it to all. */
+static inline void mixing_add_bias(const mixing *mix, const mixer_layer *layer, role bias, matrix y)
+{
+    if (bias < ROLES && layer->array[bias]) mix->on->op->add_positions(mix->on, y, layer->array[bias]->x);
+}
+static inline void mixing_bias_back(const mixing *mix, const mixer_layer *layer, role bias, matrix g)
+{
+    static const matrix none = { 0 };
+    if (bias < ROLES && layer->array[bias])
+        mix->on->op->column_sums(mix->on, layer->array[bias]->g, g, none, none);
+}
+
+/* A and B beside W_q, W_k, W_v, W_R or W_o, where the layer has them. */
+static inline bool mixing_low(const mixer_layer *layer, int which)
+{
+    return layer->array[ROLE_Q_LOW_1 + which] != NULL;
+}
+/* y += x A B; `alone`: y = x A B. */
+void mixing_add_low(const mixing *mix, const mixer_layer *layer, int which, matrix y, matrix x, bool alone);
+/* dx += g B^T A^T, and the gradients of A and B. */
+void mixing_low_back(const mixing *mix, const mixer_layer *layer, int which, matrix g, matrix x, matrix dx);
 
 /* The passes of each kind of mixer, from ACTIVE_X to ACTIVE_Y and back. */
 typedef loam_status mixer_pass(const mixing *mix, const mixer_layer *layer, loam_error *error);

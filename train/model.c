@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: MIT */
+#define _POSIX_C_SOURCE 200809L
 #include "train/model.h"
 
+#include "train/mixing.h"
 #include "train/start.h"
 
 #include <assert.h>
+#include <fnmatch.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,6 +51,7 @@ static int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
 static parameter *add_parameter(train_model *m, const char *owner, int64_t number, const char *name,
                                 int64_t rows, int64_t width)
 {
+    assert(m->count < MODEL_MAX_PARAMETERS);
     parameter *p = &m->list[m->count++];
     if (owner)
         snprintf(p->name, sizeof p->name, "%s%d.%s", owner, (int)number, name);
@@ -121,6 +125,15 @@ static void add_parameters(train_model *m)
     m->last_bias->start = START_CONSTANT;
 }
 
+static bool moves(const train_model *m, const parameter *p)
+{
+    const char *const *pattern = m->shape.moving;
+    if (!pattern) return true;
+    while (*pattern && fnmatch(*pattern, p->name, 0) != 0)
+        pattern++;
+    return *pattern != NULL;
+}
+
 parameter *model_parameters(train_model *m, int *count)
 {
     *count = m->count;
@@ -149,6 +162,13 @@ static void take_last(train_model *m)
                                                      : m->dfound;
 }
 
+/* Of what is frozen, vectors and taps have one too: it comes with others, and is small. */
+static bool has_gradient(const train_model *m, const parameter *p, int64_t rows)
+{
+    const mixer *row = m->mix.row;
+    return !p->frozen || rows == 1 || rows <= row->taps || row->block != MIXER_PLAIN;
+}
+
 static void take_all(train_model *m)
 {
     const model_shape *shape = &m->shape;
@@ -158,8 +178,10 @@ static void take_all(train_model *m)
     for (int i = 0; i < m->count; i++) {
         parameter *p = &m->list[i];
         const int64_t rows = p->x.rows, width = p->x.width;
-        p->x = take(m, rows, width), p->g = take(m, rows, width);
-        p->m = take(m, rows, width), p->v = take(m, rows, width);
+        p->x = take(m, rows, width);
+        p->g = has_gradient(m, p, rows) ? take(m, rows, width) : none;
+        p->m = p->frozen ? none : take(m, rows, width);
+        p->v = p->frozen ? none : take(m, rows, width);
         p->w = none;
     }
     mixing_take(&m->mix, &m->room);
@@ -203,7 +225,10 @@ static loam_status open_all(train_model *m, const mixer *row, const mixer_option
     const model_shape *shape = &m->shape;
     const int64_t length = source_length(&shape->from);
     const int64_t seen = options->blind ? shape->from.regression.length : length;
-    const mixer_shape inner = { shape->models, shape->batch, length, shape->width, shape->heads, seen };
+    const int64_t heads_kv = shape->heads_kv > 0 ? shape->heads_kv : shape->heads;
+    const int64_t head_dim = shape->head_dim > 0 ? shape->head_dim : shape->width / shape->heads;
+    const mixer_shape inner = { shape->models, shape->batch, length,   shape->width,
+                                shape->heads,  seen,         heads_kv, head_dim };
     if (options->blind && m->words > 0) {
         if (error)
             *error = (loam_error){ LOAM_EUNSUPPORTED, "blind queries: only regression has query rows" };
@@ -213,6 +238,8 @@ static loam_status open_all(train_model *m, const mixer *row, const mixer_option
     const loam_status status = mixing_open(&m->mix, &m->on, row, &inner, options, error);
     if (status) return status;
     add_parameters(m);
+    for (int i = 0; i < m->count; i++)
+        m->list[i].frozen = !moves(m, &m->list[i]);
     take_all(m);
     if (!memory_open(&m->room, &m->on)) {
         if (error) *error = (loam_error){ LOAM_EMEMORY, "out of memory for a model" };
@@ -220,7 +247,7 @@ static loam_status open_all(train_model *m, const mixer *row, const mixer_option
     }
     take_all(m);
     for (int i = 0; i < m->count; i++)
-        start_parameter(&m->on, &m->list[i], i, seeds);
+        if (!m->list[i].frozen) start_parameter(&m->on, &m->list[i], i, seeds);
     return LOAM_OK;
 }
 
@@ -228,7 +255,7 @@ loam_status model_create(train_model **made, const machine *on, const mixer *row
                          const mixer_options *options, const uint64_t *seeds, loam_error *error)
 {
     assert(shape->layers >= 1 && shape->layers <= MODEL_MAX_LAYERS);
-    assert(shape->width % shape->heads == 0);
+    assert(shape->head_dim > 0 || shape->width % shape->heads == 0);
     *made = NULL;
     train_model *m = calloc(1, sizeof *m);
     if (!m) {
@@ -279,14 +306,19 @@ static numbers at_of(const train_model *m, const train_batch *b)
     return (numbers){ b->there.at, m->answers };
 }
 
+static double eps_of(const train_model *m)
+{
+    return m->mix.options.norm_eps > 0 ? m->mix.options.norm_eps : NORM_EPS;
+}
+
 /* y = norm(x) gain, and bias where there is one. */
 static void norm(const train_model *m, matrix y, matrix stats, matrix x, const parameter *gain,
                  const parameter *bias)
 {
     if (bias)
-        m->on.op->layer_norm(&m->on, y, stats, x, gain->x, bias->x, NORM_EPS);
+        m->on.op->layer_norm(&m->on, y, stats, x, gain->x, bias->x, eps_of(m));
     else
-        m->on.op->rms_norm(&m->on, y, stats, x, gain->x, NORM_EPS);
+        m->on.op->rms_norm(&m->on, y, stats, x, gain->x, eps_of(m));
 }
 
 static void norm_back(const train_model *m, matrix dx, matrix operand, matrix g, matrix x, matrix stats,
@@ -312,7 +344,8 @@ static void enter(train_model *m, const train_batch *b)
 static void enter_back(train_model *m, const train_batch *b)
 {
     const ops *op = m->on.op;
-    if (m->places) op->add_positions_back(&m->on, m->places->g, m->de);
+    if (m->places && m->places->g.data) op->add_positions_back(&m->on, m->places->g, m->de);
+    if (!m->into->g.data) return;
     if (m->words > 0 && m->logits != m->into) op->clear_rows(&m->on, m->into->g, m->words, 0);
     if (m->words > 0)
         op->embed_back(&m->on, m->into->g, m->de, tokens_of(m, b), m->order);
@@ -329,7 +362,7 @@ static void add_branch(const train_model *m, matrix to, matrix e, matrix y, cons
 /* The gradients of W, and of y from that of e. */
 static void add_branch_back(const train_model *m, matrix dy, matrix y, matrix de, const parameter *w)
 {
-    m->on.op->product(&m->on, w->g, y, de, PRODUCT_A_TRANSPOSED);
+    mixing_weight_gradient(&m->on, w, y, de);
     m->on.op->product(&m->on, dy, de, w->w, PRODUCT_B_TRANSPOSED);
 }
 
@@ -351,6 +384,26 @@ static matrix mlp_reads(const train_model *m, int64_t l)
     return m->mix.options.parallel ? m->e[l] : m->layer[l].value[ACTIVE_BETWEEN];
 }
 
+static void activate(const train_model *m, matrix y, matrix x)
+{
+    const ops *op = m->on.op;
+    switch (m->mix.options.activation) {
+    case MLP_GELU_TANH: op->gelu(&m->on, y, x); return;
+    case MLP_GELU_ERF: op->gelu_erf(&m->on, y, x); return;
+    case MLP_RELU: op->relu(&m->on, y, x); return;
+    }
+}
+
+static void activate_back(const train_model *m, matrix dx, matrix g, matrix x)
+{
+    const ops *op = m->on.op;
+    switch (m->mix.options.activation) {
+    case MLP_GELU_TANH: op->gelu_back(&m->on, dx, g, x); return;
+    case MLP_GELU_ERF: op->gelu_erf_back(&m->on, dx, g, x); return;
+    case MLP_RELU: op->relu_back(&m->on, dx, g, x); return;
+    }
+}
+
 static void mlp_forward(const train_model *m, int64_t l, matrix to)
 {
     const mixer_layer *layer = &m->layer[l];
@@ -359,13 +412,15 @@ static void mlp_forward(const train_model *m, int64_t l, matrix to)
     parameter *const *array = layer->array;
     norm(m, x, value[ACTIVE_MLP_NORM], mlp_reads(m, l), array[ROLE_MLP_GAIN], array[ROLE_MLP_BIAS]);
     on->op->product(on, value[ACTIVE_MLP_RAW], x, array[ROLE_MLP_1]->w, 0);
+    mixing_add_bias(&m->mix, layer, ROLE_MLP_1_BIAS, value[ACTIVE_MLP_RAW]);
     if (array[ROLE_MLP_GATE]) {
         on->op->product(on, value[ACTIVE_MLP_GATE], x, array[ROLE_MLP_GATE]->w, 0);
         on->op->output_gate(on, value[ACTIVE_MLP], value[ACTIVE_MLP_RAW], value[ACTIVE_MLP_GATE]);
     } else {
-        on->op->gelu(on, value[ACTIVE_MLP], value[ACTIVE_MLP_RAW]);
+        activate(m, value[ACTIVE_MLP], value[ACTIVE_MLP_RAW]);
     }
     add_branch(m, to, value[ACTIVE_BETWEEN], value[ACTIVE_MLP], array[ROLE_MLP_2]);
+    mixing_add_bias(&m->mix, layer, ROLE_MLP_2_BIAS, to);
 }
 
 /* The gradients of its matrices, and of what its norm made. */
@@ -374,16 +429,18 @@ static void mlp_backward(const train_model *m, const mixer_layer *layer)
     const machine *on = &m->on;
     const matrix *value = layer->value, *g = m->mix.gradient, x = value[ACTIVE_MLP_X];
     parameter *const *array = layer->array;
+    mixing_bias_back(&m->mix, layer, ROLE_MLP_2_BIAS, m->de);
     add_branch_back(m, g[ACTIVE_MLP], value[ACTIVE_MLP], m->de_operand, array[ROLE_MLP_2]);
     if (array[ROLE_MLP_GATE])
         on->op->output_gate_back(on, g[ACTIVE_MLP_RAW], g[ACTIVE_MLP_GATE], g[ACTIVE_MLP],
                                  value[ACTIVE_MLP_RAW], value[ACTIVE_MLP_GATE]);
     else
-        on->op->gelu_back(on, g[ACTIVE_MLP_RAW], g[ACTIVE_MLP], value[ACTIVE_MLP_RAW]);
-    on->op->product(on, array[ROLE_MLP_1]->g, x, g[ACTIVE_MLP_RAW], PRODUCT_A_TRANSPOSED);
+        activate_back(m, g[ACTIVE_MLP_RAW], g[ACTIVE_MLP], value[ACTIVE_MLP_RAW]);
+    mixing_bias_back(&m->mix, layer, ROLE_MLP_1_BIAS, g[ACTIVE_MLP_RAW]);
+    mixing_weight_gradient(on, array[ROLE_MLP_1], x, g[ACTIVE_MLP_RAW]);
     on->op->product(on, g[ACTIVE_MLP_X], g[ACTIVE_MLP_RAW], array[ROLE_MLP_1]->w, PRODUCT_B_TRANSPOSED);
     if (!array[ROLE_MLP_GATE]) return;
-    on->op->product(on, array[ROLE_MLP_GATE]->g, x, g[ACTIVE_MLP_GATE], PRODUCT_A_TRANSPOSED);
+    mixing_weight_gradient(on, array[ROLE_MLP_GATE], x, g[ACTIVE_MLP_GATE]);
     on->op->product(on, g[ACTIVE_MLP_X], g[ACTIVE_MLP_GATE], array[ROLE_MLP_GATE]->w,
                     PRODUCT_B_TRANSPOSED | PRODUCT_ADD);
 }
@@ -411,6 +468,26 @@ static void last_backward(train_model *m, const train_batch *b, int64_t l)
     on->op->scatter(on, m->mix.gradient[ACTIVE_Y], m->dlast_y, at_of(m, b));
 }
 
+/* e + y W_o, with what is beside W_o. */
+static void mixer_branch(const train_model *m, int64_t l)
+{
+    const mixer_layer *layer = &m->layer[l];
+    const matrix y = layer->value[ACTIVE_Y];
+    const matrix to = m->mix.options.mlp ? layer->value[ACTIVE_BETWEEN] : m->e[l + 1];
+    add_branch(m, to, m->e[l], y, layer->array[ROLE_OUT]);
+    mixing_add_low(&m->mix, layer, LOW_OUT, to, y, false);
+    mixing_add_bias(&m->mix, layer, ROLE_OUT_BIAS, to);
+}
+
+static void mixer_branch_back(const train_model *m, int64_t l)
+{
+    const mixer_layer *layer = &m->layer[l];
+    const matrix y = layer->value[ACTIVE_Y], dy = m->mix.gradient[ACTIVE_Y];
+    mixing_bias_back(&m->mix, layer, ROLE_OUT_BIAS, m->de);
+    add_branch_back(m, dy, y, m->de_operand, layer->array[ROLE_OUT]);
+    mixing_low_back(&m->mix, layer, LOW_OUT, m->de_operand, y, dy);
+}
+
 static loam_status layer_forward(train_model *m, const train_batch *b, int64_t l, loam_error *error)
 {
     const mixer_layer *layer = &m->layer[l];
@@ -422,8 +499,7 @@ static loam_status layer_forward(train_model *m, const train_batch *b, int64_t l
     if (is_last(m, l))
         last_forward(m, b, l);
     else
-        add_branch(m, mlp ? layer->value[ACTIVE_BETWEEN] : m->e[l + 1], m->e[l], layer->value[ACTIVE_Y],
-                   layer->array[ROLE_OUT]);
+        mixer_branch(m, l);
     if (mlp) mlp_forward(m, l, m->e[l + 1]);
     return LOAM_OK;
 }
@@ -439,7 +515,7 @@ static loam_status layer_backward(train_model *m, const train_batch *b, int64_t 
     if (last)
         last_backward(m, b, l);
     else
-        add_branch_back(m, g[ACTIVE_Y], layer->value[ACTIVE_Y], m->de_operand, layer->array[ROLE_OUT]);
+        mixer_branch_back(m, l);
     const loam_status status = mixer_backward(&m->mix, layer, error);
     if (status) return status;
     if (mlp && parallel) mlp_norm_back(m, l);
@@ -467,7 +543,7 @@ static void judge_regression(train_model *m, const train_batch *b, bool back)
     on->op->product(on, m->out, m->found, m->last->w, 0);
     on->op->squared_error(on, m->results, m->out, b->there.y);
     if (!back) return;
-    on->op->product(on, m->last->g, m->found, m->out, PRODUCT_A_TRANSPOSED);
+    mixing_weight_gradient(on, m->last, m->found, m->out);
     on->op->product(on, m->dfound, m->out, m->last->w, PRODUCT_B_TRANSPOSED);
 }
 
@@ -505,7 +581,7 @@ loam_status model_test(train_model *m, const train_batch *b, loam_error *error)
 
 loam_status model_gradients(train_model *m, const train_batch *b, loam_error *error)
 {
-    if (m->words > 0)
+    if (m->words > 0 && m->into->g.data)
         m->on.op->order_tokens(&m->on, m->order, tokens_of(m, b), m->shape.models, m->tokens, m->words);
     loam_status status = forward(m, b, true, error);
     if (status) return status;

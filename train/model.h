@@ -14,12 +14,17 @@
 #include "train/batch.h"
 #include "train/mixer.h"
 
-enum { MODEL_MAX_LAYERS = 8, MODEL_MAX_PARAMETERS = 5 + MODEL_MAX_LAYERS * ROLES };
+/* Of the roles no layer has more than 40. */
+enum { MODEL_MAX_LAYERS = 48, MODEL_MAX_PARAMETERS = 5 + MODEL_MAX_LAYERS * 40 };
 
 typedef struct model_shape {
     train_source from;     /* what it is trained on, and so its words and length */
     int64_t models, batch; /* examples of a step */
     int64_t layers, width, heads;
+    int64_t heads_kv, head_dim; /* 0: heads; width / heads */
+    /* Patterns (fnmatch) of the names of the arrays that move, NULL behind the last; NULL: all do. The others
+     * are frozen: 0 until they are given values, and without moments and, matrices, gradients. */
+    const char *const *moving;
 } model_shape;
 
 typedef struct train_model train_model;

@@ -8,7 +8,7 @@
 #include "train/machine.h"
 #include "train/parameter.h"
 
-enum { OPTIMISER_ARRAYS = 512 }; /* most */
+enum { OPTIMISER_ARRAYS = 2048 }; /* most */
 
 typedef struct optimiser_options {
     int64_t warm, steps; /* of the schedule: warm-up, and all */

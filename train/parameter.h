@@ -24,7 +24,7 @@ typedef struct parameter {
     double deviation, value;
     bool decay;  /* by the optimiser: matrices, not vectors */
     bool muon;   /* a matrix of a mixer, which Muon takes where it is asked for */
-    bool frozen; /* keeps its value */
+    bool frozen; /* keeps its value; since it was made: no moments and, a matrix, no gradient */
 } parameter;
 
 #endif

@@ -19,8 +19,7 @@ static void project_back(const mixing *mix, const mixer_layer *layer, activation
 {
     const machine *on = mix->on;
     if (is_side(layer, w)) return;
-    on->op->product(on, array_gradient(layer, w), layer->value[from], mix->gradient[to],
-                    PRODUCT_A_TRANSPOSED);
+    mixing_weight_gradient(on, layer->array[w], layer->value[from], mix->gradient[to]);
     on->op->product(on, mix->gradient[from], mix->gradient[to], weight_of(layer, w),
                     PRODUCT_B_TRANSPOSED | how);
 }
@@ -31,23 +30,32 @@ static void project_sides(const mixing *mix, const mixer_layer *layer)
     mix->on->op->product(mix->on, layer->sides.all, layer->value[ACTIVE_X], layer->sides.w, 0);
 }
 
+/* Of those arrays that have a gradient. */
+static void sides_gradients(const mixing *mix, const mixer_layer *layer)
+{
+    const machine *on = mix->on;
+    const matrix dw = mix->sides.w;
+    matrix g[SIDES], from[SIDES];
+    int count = 0;
+    int64_t first = 0;
+    for (int i = 0; i < SIDES; i++) {
+        const parameter *p = layer->array[side_role(i)];
+        if (!p) continue;
+        if (p->g.data) g[count] = p->g, from[count++] = matrix_columns(dw, first, p->x.width);
+        first += p->x.width;
+    }
+    if (count == 0) return;
+    on->op->product(on, dw, layer->value[ACTIVE_X], mix->sides.all, PRODUCT_A_TRANSPOSED);
+    on->op->copies(on, g, from, count);
+}
+
 /* The gradient of x begins with that of the sides. */
 static void project_sides_back(const mixing *mix, const mixer_layer *layer)
 {
     const machine *on = mix->on;
-    const matrix dall = mix->sides.all, dw = mix->sides.w;
-    matrix g[SIDES], from[SIDES];
-    int count = 0;
-    int64_t first = 0;
+    const matrix dall = mix->sides.all;
     if (!layer->sides.all.data) return;
-    on->op->product(on, dw, layer->value[ACTIVE_X], dall, PRODUCT_A_TRANSPOSED);
-    for (int i = 0; i < SIDES; i++) {
-        if (!layer->array[side_role(i)]) continue;
-        g[count] = layer->array[side_role(i)]->g;
-        from[count] = matrix_columns(dw, first, g[count].width);
-        first += g[count++].width;
-    }
-    on->op->copies(on, g, from, count);
+    sides_gradients(mix, layer);
     on->op->product(on, mix->gradient[ACTIVE_X], dall, layer->sides.w, PRODUCT_B_TRANSPOSED);
 }
 
@@ -57,6 +65,8 @@ static void forward_ridge(const mixing *mix, const mixer_layer *layer)
     const matrix *value = layer->value;
     if (mix->row->ridge == MIXER_RIDGE_CHANNEL)
         op->softplus(mix->on, value[ACTIVE_RIDGE], array_of(layer, ROLE_RIDGE_CHANNEL), ridge_floor);
+    if (mix->row->ridge == MIXER_RIDGE_HEAD)
+        op->inverse_softplus(mix->on, value[ACTIVE_RIDGE], array_of(layer, ROLE_RIDGE_HEAD));
     if (mix->row->ridge != MIXER_RIDGE_TOKEN) return;
     project(mix, layer, ACTIVE_RIDGE_RAW, ACTIVE_X, ROLE_RIDGE);
     op->sigmoid_gate(mix->on, value[ACTIVE_RIDGE], value[ACTIVE_RIDGE_RAW], none, mix->options.ridge_least,
@@ -70,6 +80,9 @@ static void backward_ridge(const mixing *mix, const mixer_layer *layer)
     if (mix->row->ridge == MIXER_RIDGE_CHANNEL)
         op->softplus_back(mix->on, array_gradient(layer, ROLE_RIDGE_CHANNEL), g[ACTIVE_RIDGE],
                           array_of(layer, ROLE_RIDGE_CHANNEL));
+    if (mix->row->ridge == MIXER_RIDGE_HEAD)
+        op->inverse_softplus_back(mix->on, array_gradient(layer, ROLE_RIDGE_HEAD), g[ACTIVE_RIDGE],
+                                  array_of(layer, ROLE_RIDGE_HEAD));
     if (mix->row->ridge != MIXER_RIDGE_TOKEN) return;
     op->sigmoid_gate_back(mix->on, g[ACTIVE_RIDGE_RAW], none, g[ACTIVE_RIDGE], layer->value[ACTIVE_RIDGE_RAW],
                           none, mix->options.ridge_least, mix->options.ridge_most);
@@ -95,6 +108,12 @@ static void backward_beta(const mixing *mix, const mixer_layer *layer)
 }
 
 static matrix by_heads(const mixing *mix, matrix a) { return matrix_parts(a, a.width / mix->shape.heads); }
+
+/* Queries, keys, values or probes by their heads. */
+static matrix stream_heads(const mixing *mix, matrix a, int stream)
+{
+    return matrix_parts(a, a.width / mixer_stream_heads(&mix->shape, stream));
+}
 
 /* Probes times a number for each head. */
 static void forward_probe_gate(const mixing *mix, const mixer_layer *layer)
@@ -126,6 +145,8 @@ static const role weights[STREAMS] = { ROLE_Q, ROLE_K, ROLE_V, ROLE_PROBE };
 static const role taps[STREAMS] = { ROLE_Q_TAPS, ROLE_K_TAPS, ROLE_V_TAPS, ROLES };
 static const role gains[STREAMS] = { ROLE_Q_GAIN, ROLE_K_GAIN, ROLES, ROLE_PROBE_GAIN };
 
+static const role biases[STREAMS] = { ROLE_Q_BIAS, ROLE_K_BIAS, ROLE_V_BIAS, ROLES };
+
 static bool has_stage(const mixing *mix, stage at, int stream)
 {
     return mixer_has_stage(mix->row, &mix->options, at, stream);
@@ -136,15 +157,17 @@ static void forward_stream(const mixing *mix, const mixer_layer *layer, int i)
 {
     const ops *op = mix->on->op;
     const matrix *value = layer->value;
-    if (!layer->array[weights[i]]) return;
-    project(mix, layer, mixer_stage(STAGE_IN, i), ACTIVE_X, weights[i]);
+    if (!layer->array[weights[i]] && !mixing_low(layer, i)) return;
+    if (layer->array[weights[i]]) project(mix, layer, mixer_stage(STAGE_IN, i), ACTIVE_X, weights[i]);
+    mixing_add_low(mix, layer, i, value[ACTIVE_Q_IN + i], value[ACTIVE_X], !layer->array[weights[i]]);
+    mixing_add_bias(mix, layer, biases[i], value[ACTIVE_Q_IN + i]);
     if (has_stage(mix, STAGE_CONV, i))
         op->short_conv(mix->on, value[ACTIVE_Q_CONV + i], value[ACTIVE_Q_IN + i], array_of(layer, taps[i]),
                        mix->shape.length, mix->shape.seen);
     if (has_stage(mix, STAGE_SILU, i)) op->silu(mix->on, value[ACTIVE_Q_SILU + i], value[ACTIVE_Q_CONV + i]);
     if (has_stage(mix, STAGE_NORM, i))
-        op->rms_norm(mix->on, by_heads(mix, value[ACTIVE_Q_NORMED + i]), value[ACTIVE_Q_NORM + i],
-                     by_heads(mix, value[ACTIVE_Q_SILU + i]), array_of(layer, gains[i]), NORM_EPS);
+        op->rms_norm(mix->on, stream_heads(mix, value[ACTIVE_Q_NORMED + i], i), value[ACTIVE_Q_NORM + i],
+                     stream_heads(mix, value[ACTIVE_Q_SILU + i], i), array_of(layer, gains[i]), NORM_EPS);
 }
 
 /* The gradient of x begins with that of the first stream. */
@@ -152,18 +175,41 @@ static void backward_stream(const mixing *mix, const mixer_layer *layer, int i)
 {
     const ops *op = mix->on->op;
     const matrix *value = layer->value, *g = mix->gradient;
-    if (!layer->array[weights[i]]) return;
+    if (!layer->array[weights[i]] && !mixing_low(layer, i)) return;
     if (has_stage(mix, STAGE_NORM, i))
-        op->rms_norm_back(mix->on, by_heads(mix, g[ACTIVE_Q_SILU + i]), none, array_gradient(layer, gains[i]),
-                          by_heads(mix, g[ACTIVE_Q_NORMED + i]), by_heads(mix, value[ACTIVE_Q_SILU + i]),
-                          value[ACTIVE_Q_NORM + i], array_of(layer, gains[i]), false);
+        op->rms_norm_back(mix->on, stream_heads(mix, g[ACTIVE_Q_SILU + i], i), none,
+                          array_gradient(layer, gains[i]), stream_heads(mix, g[ACTIVE_Q_NORMED + i], i),
+                          stream_heads(mix, value[ACTIVE_Q_SILU + i], i), value[ACTIVE_Q_NORM + i],
+                          array_of(layer, gains[i]), false);
     if (has_stage(mix, STAGE_SILU, i))
         op->silu_back(mix->on, g[ACTIVE_Q_CONV + i], g[ACTIVE_Q_SILU + i], value[ACTIVE_Q_CONV + i]);
     if (has_stage(mix, STAGE_CONV, i))
         op->short_conv_back(mix->on, g[ACTIVE_Q_IN + i], array_gradient(layer, taps[i]), g[ACTIVE_Q_CONV + i],
                             value[ACTIVE_Q_IN + i], array_of(layer, taps[i]), mix->shape.length,
                             mix->shape.seen);
-    project_back(mix, layer, mixer_stage(STAGE_IN, i), ACTIVE_X, weights[i], i > 0 ? PRODUCT_ADD : 0);
+    mixing_bias_back(mix, layer, biases[i], g[ACTIVE_Q_IN + i]);
+    if (layer->array[weights[i]])
+        project_back(mix, layer, mixer_stage(STAGE_IN, i), ACTIVE_X, weights[i], i > 0 ? PRODUCT_ADD : 0);
+}
+
+/* Queries times 1 + t. */
+static void forward_temperature(const mixing *mix, const mixer_layer *layer)
+{
+    const ops *op = mix->on->op;
+    const matrix *value = layer->value;
+    if (!layer->array[ROLE_TEMPERATURE]) return;
+    op->copy(mix->on, value[ACTIVE_Q], value[ACTIVE_Q_NORMED]);
+    op->add_skip(mix->on, value[ACTIVE_Q], value[ACTIVE_Q_NORMED], array_of(layer, ROLE_TEMPERATURE));
+}
+
+static void backward_temperature(const mixing *mix, const mixer_layer *layer)
+{
+    const ops *op = mix->on->op;
+    const matrix *g = mix->gradient;
+    if (!layer->array[ROLE_TEMPERATURE]) return;
+    op->copy(mix->on, g[ACTIVE_Q_NORMED], g[ACTIVE_Q]);
+    op->add_skip_back(mix->on, g[ACTIVE_Q_NORMED], array_gradient(layer, ROLE_TEMPERATURE), g[ACTIVE_Q],
+                      layer->value[ACTIVE_Q_NORMED], array_of(layer, ROLE_TEMPERATURE));
 }
 
 /* What log sigmoid is divided by, and what is added to its argument beside the bias. */
@@ -262,6 +308,7 @@ loam_status plain_forward(const mixing *mix, const mixer_layer *layer, loam_erro
     for (int i = 0; i < STREAMS; i++)
         forward_stream(mix, layer, i);
     forward_probe_gate(mix, layer);
+    forward_temperature(mix, layer);
     forward_ridge(mix, layer);
     forward_reflections(mix, layer);
     forward_beta(mix, layer);
@@ -283,9 +330,13 @@ loam_status plain_backward(const mixing *mix, const mixer_layer *layer, loam_err
     if (status) return status;
     mixing_hide(mix, mix->gradient);
     backward_probe_gate(mix, layer);
+    backward_temperature(mix, layer);
     for (int i = 0; i < STREAMS; i++)
         backward_stream(mix, layer, i);
     project_sides_back(mix, layer);
+    for (int i = 0; i < STREAMS; i++)
+        mixing_low_back(mix, layer, i, mix->gradient[ACTIVE_Q_IN + i], layer->value[ACTIVE_X],
+                        mix->gradient[ACTIVE_X]);
     if (layer->array[ROLE_PROBE_GATE])
         project_back(mix, layer, ACTIVE_PROBE_GATE_RAW, ACTIVE_X, ROLE_PROBE_GATE, PRODUCT_ADD);
     backward_ridge(mix, layer);

@@ -173,10 +173,12 @@ static void probing_close(probing *p)
 static loam_const_view rows_of(const probing *p, activation which, int64_t first)
 {
     const mixer_shape *shape = &p->from->mix->shape;
+    const bool grouped = which == ACTIVE_K || which == ACTIVE_V;
+    const int64_t heads = grouped ? shape->heads_kv : shape->heads;
     const matrix a = p->from->of[which];
     if (!a.data) return (loam_const_view){ 0 };
     const char *from = (const char *)a.data + first * a.row * matrix_bytes_each(a);
-    return (loam_const_view){ from, shape->length * a.row, a.width / shape->heads, a.row };
+    return (loam_const_view){ from, shape->length * a.row, a.width / heads, a.row };
 }
 
 static loam_status run(const probing *p, int64_t first, loam_error *error)

@@ -127,7 +127,8 @@ static void take_learned(trainer *t)
     const parameter *list = model_parameters(t->net, &count);
     for (int i = 0; i < count; i++) {
         matrix g = list[i].g;
-        if (t->options.batches > 1) g = memory_matrix(&t->room, g.dtype, g.models, g.rows, g.width);
+        if (t->options.batches > 1 && !list[i].frozen)
+            g = memory_matrix(&t->room, g.dtype, g.models, g.rows, g.width);
         if (!t->learned) continue;
         t->learned[i] = list[i];
         t->learned[i].g = g;
@@ -282,6 +283,7 @@ static void add_gradients(trainer *t, int64_t part)
     const double share = 1 / (double)t->options.batches;
     for (int i = 0; i < count; i++) {
         const matrix sum = t->learned[i].g;
+        if (list[i].frozen) continue;
         t->on->op->combine(t->on, sum, part > 0 ? 1 : 0, part > 0 ? sum : list[i].g, share, list[i].g);
     }
 }

@@ -39,7 +39,9 @@ typedef struct trainer_options {
     double beta_v;      /* of AdamW; 0: 0.999 */
     double decay, clip;
     bool muon, muon_rms; /* as in optimiser_options */
-    double stop;         /* a model whose accuracy has reached it is left as it is; 0: none is. Words only */
+    /* What names the values that arrays are given before the first step; NULL: those of the seeds. */
+    const char *pretrained;
+    double stop; /* a model whose accuracy has reached it is left as it is; 0: none is. Words only */
 } trainer_options;
 
 /* The paper's: 2 layers, width 128, 2 heads, batch 256, decay 0.1, clipping at 1; `steps` must be set. */

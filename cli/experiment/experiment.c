@@ -23,6 +23,7 @@ static const struct {
     { "swaps", experiment_swaps, "small models learn to follow swaps" },
     { "probe", experiment_probe, "what Parallax's probe becomes under AdamW and Muon" },
     { "ridge", experiment_ridge, "a pretrained model with Local Linear Attention in softmax's place" },
+    { "graft", experiment_graft, "ridges, probes and LoRA trained on top of a pretrained model" },
 };
 enum { EXPERIMENTS = sizeof experiments / sizeof *experiments };
 

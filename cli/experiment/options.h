@@ -33,5 +33,6 @@ experiment_run experiment_regression, experiment_smooth, experiment_rates, exper
 experiment_run experiment_context, experiment_recall, experiment_swaps,
     experiment_probe;            /* of cli/training */
 experiment_run experiment_ridge; /* of cli/ridge */
+experiment_run experiment_graft; /* of cli/graft */
 
 #endif

@@ -95,6 +95,10 @@ enum { LM_ATTENTION = 160 };
 /* "softmax", "lla, ridge 100 (normalised), layer 3": the attention that was asked for. */
 const char *lm_session_attention(const lm_session *s, const lm_words *words, char text[LM_ATTENTION]);
 
+enum { LM_MODEL_NAME = 256 };
+/* "model.gguf" of its path; a folder by its last part. */
+void lm_model_name(const char *path, char name[LM_MODEL_NAME]);
+
 /* The bytes of a file, malloc's, with a 0 behind them; "-" is standard input. */
 int lm_text_file(char **text, size_t *bytes, const char *path, io_error *error);
 

@@ -140,6 +140,16 @@ const char *lm_session_attention(const lm_session *s, const lm_words *words, cha
     return text;
 }
 
+void lm_model_name(const char *path, char name[LM_MODEL_NAME])
+{
+    size_t end = strlen(path), first;
+    while (end > 1 && path[end - 1] == '/')
+        end--;
+    for (first = end; first > 0 && path[first - 1] != '/';)
+        first--;
+    snprintf(name, LM_MODEL_NAME, "%.*s", (int)(end - first), path + first);
+}
+
 /* Standard input, whose size nobody knows. */
 static int read_stream(char **text, size_t *bytes, io_error *error)
 {

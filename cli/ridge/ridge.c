@@ -138,20 +138,8 @@ typedef struct experiment {
     ridge_plan plan;
     engine *engine;
     ridge_results results;
-    char line[2 * RIDGE_LINE], description[RIDGE_LINE], state[EXPERIMENT_PATH], model[256];
+    char line[2 * RIDGE_LINE], description[RIDGE_LINE], state[EXPERIMENT_PATH], model[LM_MODEL_NAME];
 } experiment;
-
-/* "model.gguf" of its path; a folder by its last part. */
-static void name_model(experiment *x, const char *path)
-{
-    const size_t bytes = strlen(path);
-    size_t end = bytes, first;
-    while (end > 1 && path[end - 1] == '/')
-        end--;
-    for (first = end; first > 0 && path[first - 1] != '/';)
-        first--;
-    snprintf(x->model, sizeof x->model, "%.*s", (int)(end - first), path + first);
-}
 
 static int open_all(experiment *x, const request *r, const char *model, io_error *error)
 {
@@ -162,7 +150,7 @@ static int open_all(experiment *x, const request *r, const char *model, io_error
     if (!status) status = engine_open(&x->engine, &x->plan, x->session.model, error);
     if (!status) status = ridge_results_open(&x->results, &x->plan, error);
     if (status) return status;
-    name_model(x, model);
+    lm_model_name(model, x->model);
     ridge_describe(&x->plan, x->description);
     const backend on = { x->session.on.gpu != NULL, x->session.on.operand == LOAM_BF16 };
     snprintf(x->line, sizeof x->line, "loam %s, %s, %s, %s: %s of %" PRId64 " bytes; %s", loam_version(),

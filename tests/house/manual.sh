@@ -16,7 +16,7 @@ grep -q "\"loam $version\"" "$page" || complain "$page does not say \"loam $vers
 commands=$("$program" --help | awk '/^commands:/ { on = 1; next } on && NF == 0 { exit } on { print $1 }')
 [ -n "$commands" ] || complain "$program --help lists no commands"
 # An experiment has options of its own, and so has what is done with a language model.
-experiments=$(printf 'experiment %s\\n' regression smooth rates memory context recall swaps probe ridge)
+experiments=$(printf 'experiment %s\\n' regression smooth rates memory context recall swaps probe ridge graft)
 models=$(printf 'lm %s\\n' info eval generate embed data items train)
 commands=$(echo "$commands" | sed "s/^experiment\$/${experiments%??}/; s/^lm\$/${models%??}/")
 IFS='

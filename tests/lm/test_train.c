@@ -138,7 +138,7 @@ static void wrong_runs_are_refused(void **state)
         { TINY " --out run --ridge-least 2", EXIT_USAGE, "--ridge-most 1; expected at least the 2" },
         { TINY " --out run --micro-batch 3", EXIT_USAGE, "--batch 8 is no multiple of --micro-batch 3" },
         { TINY " --out run --dtype bf16", EXIT_USAGE, "--dtype bf16: expected f32 on the CPU" },
-        { "lm train data --out run --layers 9", EXIT_USAGE, "--layers 9: expected at most 8" },
+        { "lm train data --out run --layers 49", EXIT_USAGE, "--layers 49: expected at most 48" },
         { "lm train data --out run --width 30 --heads 4", EXIT_USAGE,
           "--width 30 is not divisible by --heads 4" },
         { "lm train data --out run --context 800", EXIT_INPUT, "more than the 800 of a context" },

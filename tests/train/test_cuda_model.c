@@ -207,7 +207,7 @@ static double bound_of(loam_dtype operand, const mixer *row, const model_shape *
 {
     if (operand == LOAM_F32) return 1e-3;
     if (cancels(row) && source_words(&shape->from) == 0) return INFINITY;
-    return row->ridge == MIXER_RIDGE_TOKEN || row->head_norm ? 0.1 : 0.03;
+    return row->mechanism == LOAM_LLA || row->head_norm ? 0.1 : 0.03;
 }
 
 static void gradients(const char *what, loam_dtype dtype, const char *name, const model_shape *shape,
@@ -225,6 +225,28 @@ static void gradients(const char *what, loam_dtype dtype, const char *name, cons
         rig_close(&gpu);
     }
     rig_close(&cpu);
+}
+
+/* What pretrained models have, and what is put beside their attention; key heads for two query heads. */
+static void grafted_gradients(loam_dtype dtype)
+{
+    model_shape shape = words_shape(2, 6, 24, 64);
+    mixer_options how = usual;
+    const char *const what = dtype == LOAM_BF16 ? "grafted bf16" : "grafted f32";
+    shape.heads_kv = 1;
+    how.mlp = how.mlp_gate = true, how.mlp_inner = 320;
+    how.positions = POSITIONS_ROPE, how.rope_base = 1e5;
+    how.low = 1 << LOW_Q | 1 << LOW_V | 1 << LOW_OUT, how.rank = 8;
+    gradients(what, dtype, "softmax", &shape, &how);
+    how.low = 1 << LOW_PROBE;
+    gradients(what, dtype, "parallax", &shape, &how);
+    how.low = 0, how.temperature = true;
+    gradients(what, dtype, "softmax", &shape, &how);
+    gradients(what, dtype, "lla-heads", &shape, &how);
+    shape.heads_kv = 0, shape.head_dim = 32;
+    how.mlp_gate = how.temperature = false, how.layer_norm = how.biases = true, how.activation = MLP_GELU_ERF;
+    /* What a bias of keys does is almost nothing, and less than bfloat16 shows. */
+    if (dtype == LOAM_F32) gradients(what, dtype, "softmax", &shape, &how);
 }
 
 static void all_gradients(loam_dtype dtype)
@@ -254,6 +276,7 @@ static void all_gradients(loam_dtype dtype)
     gradients(dtype == LOAM_BF16 ? "text bf16" : "text f32", dtype, "softmax", &text, &gpt);
     gradients(dtype == LOAM_BF16 ? "wide bf16" : "wide f32", dtype, "softmax", &wide, &gpt);
     gradients(dtype == LOAM_BF16 ? "long bf16" : "long f32", dtype, "softmax", &long_words, &usual);
+    grafted_gradients(dtype);
     assert_int_equal(misses, 0);
 }
 
@@ -300,7 +323,7 @@ static void test_steps(void **state)
     (void)state;
     misses = 0;
     for (const mixer *row = mixers; row->name; row++) {
-        check_steps(LOAM_F32, row->name, cancels(row) ? 5e-3 : 1e-3);
+        check_steps(LOAM_F32, row->name, cancels(row) ? 1e-2 : 1e-3);
         check_steps(LOAM_BF16, row->name, 0.02);
     }
     assert_int_equal(misses, 0);

@@ -77,8 +77,16 @@ CASE(unit) { on->op->unit(on, X(0), X(1)); }
 CASE(unit_back) { on->op->unit_back(on, X(0), X(1), X(2)); }
 CASE(silu) { on->op->silu(on, X(0), X(1)); }
 CASE(silu_back) { on->op->silu_back(on, X(0), X(1), X(2)); }
-CASE(gelu_erf) { on->op->gelu_erf(on, X(0), X(1)); }
-CASE(relu) { on->op->relu(on, X(0), X(1)); }
+CASE(gelu_erf)
+{
+    on->op->gelu_erf(on, X(0), X(1));
+    on->op->gelu_erf_back(on, X(2), X(3), X(1));
+}
+CASE(relu)
+{
+    on->op->relu(on, X(0), X(1));
+    on->op->relu_back(on, X(2), X(3), X(1));
+}
 CASE(gelu)
 {
     on->op->gelu(on, X(0), X(1));
@@ -140,6 +148,11 @@ CASE(softplus)
 {
     on->op->softplus(on, X(0), X(1), 0.25);
     on->op->softplus_back(on, X(2), X(3), X(1));
+}
+CASE(inverse_softplus)
+{
+    on->op->inverse_softplus(on, X(0), X(1));
+    on->op->inverse_softplus_back(on, X(2), X(3), X(1));
 }
 CASE(multiply) { on->op->multiply(on, X(0), X(1), X(2)); }
 CASE(sine) { on->op->sine(on, X(0), X(1), X(2), X(3)); }
@@ -256,8 +269,8 @@ static const op_case cases[] = {
     OP_CASE(unit_back, 3, F, F, F),
     OP_CASE(silu, 2, F, F),
     OP_CASE(silu_back, 3, F, F, F),
-    OP_CASE(gelu_erf, 2, F, F),
-    OP_CASE(relu, 2, F, F),
+    OP_CASE(gelu_erf, 4, F, F, F, F),
+    OP_CASE(relu, 4, F, F, F, F),
     OP_CASE(gelu, 4, F, F, F, F),
     OP_CASE(scale_rows, 6, F, F, R, F, R, F),
     OP_CASE(short_conv, 5, { LIST, FULL, OPERAND }, { LIST, FULL, OPERAND }, T4, { LIST, FULL, OPERAND }, V),
@@ -276,6 +289,7 @@ static const op_case cases[] = {
     OP_CASE(add_skip, 3, F, F, H),
     OP_CASE(add_skip_back, 5, F, H, F, F, H),
     OP_CASE(softplus, 4, F32, F32, F32, F32),
+    OP_CASE(inverse_softplus, 4, F32, F32, F32, F32),
     OP_CASE(multiply, 3, F, F, F),
     OP_CASE(sine, 4, F32, F32, V, V),
     OP_CASE(sine_back, 7, F32, V, V, F32, F32, V, V),

@@ -148,7 +148,7 @@ static int64_t parameters_of(train_model *net, const char *begin)
 
 static model_shape full_size(train_source from, int64_t batch)
 {
-    return (model_shape){ from, 1, batch, 2, 128, 2 };
+    return (model_shape){ .from = from, .models = 1, .batch = batch, .layers = 2, .width = 128, .heads = 2 };
 }
 
 /* Recall of length 64 with a sixteenth, an eighth and a quarter as many pairs. */
@@ -183,6 +183,7 @@ static void test_counts(void **state)
         { "kda", 16384 + 256 + 2 + 2 * 128 * 16 + 128 + 64 },
         { "mamba-2", 115468 + 128 - 65664 },
         { "hyena", 16960 },
+        { "lla-heads", 2 },
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         scene s;

@@ -131,6 +131,18 @@ static void gelu_back(const machine *on, const matrix *dx, matrix g, matrix y, c
     on->op->gelu_back(on, dx[0], g, x[0]);
 }
 
+/* What has an operand alone, and its gradient by that. */
+#define UNARY(name) \
+    static void name##_y(const machine *on, matrix y, const matrix *x) { on->op->name(on, y, x[0]); } \
+    static void name##_back(const machine *on, const matrix *dx, matrix g, matrix y, const matrix *x) \
+    { \
+        (void)y; \
+        on->op->name##_back(on, dx[0], g, x[0]); \
+    }
+UNARY(gelu_erf)
+UNARY(relu)
+UNARY(inverse_softplus)
+
 static void output_gate_y(const machine *on, matrix y, const matrix *x)
 {
     on->op->output_gate(on, y, x[0], x[1]);
@@ -288,6 +300,8 @@ static const op_case cases[] = {
     { "unit", unit_y, unit_back, { ROWS, 8 }, 1, { { ROWS, 8 } } },
     { "silu", silu_y, silu_back, { ROWS, 8 }, 1, { { ROWS, 8 } } },
     { "gelu", gelu_y, gelu_back, { ROWS, 8 }, 1, { { ROWS, 8 } } },
+    { "gelu_erf", gelu_erf_y, gelu_erf_back, { ROWS, 8 }, 1, { { ROWS, 8 } } },
+    { "relu", relu_y, relu_back, { ROWS, 8 }, 1, { { ROWS, 8 } } },
     { "output_gate", output_gate_y, output_gate_back, { ROWS, 8 }, 2, { { ROWS, 8 }, { ROWS, 8 } } },
     { "sigmoid_gate", sigmoid_gate_y, sigmoid_gate_back, { ROWS, 3 }, 2, { { ROWS, 3 }, { 1, 3 } } },
     { "forget_gate", forget_gate_y, forget_gate_back, { ROWS, 3 }, 1, { { ROWS, 3 } } },
@@ -313,6 +327,7 @@ static const op_case cases[] = {
       2,
       { { ROWS, 8 }, { 3, 8 } } },
     { "softplus", softplus_y, softplus_back, { 2, 5 }, 1, { { 2, 5 } } },
+    { "inverse_softplus", inverse_softplus_y, inverse_softplus_back, { 2, 5 }, 1, { { 2, 5 } } },
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
@@ -705,6 +720,24 @@ static void expect_slope(const machine *on, matrix x, matrix table, matrix of, m
 
 /* Rows in blocks that do not divide them, against logits of all rows; a gradient that was there is
  * overwritten. */
+/* Many words that hardly count, as language models have them: each is lost in a float32 sum, all are not. */
+static void test_many_words(void **state)
+{
+    enum { WORDS = 49152 };
+    static const int32_t target = 0;
+    static const int64_t count = 1;
+    (void)state;
+    const machine on = machine_cpu(LOAM_F32, 1);
+    const double want = log1p((WORDS - 1) * exp(-17));
+    matrix x = fixture_matrix(&on, 1, 1, WORDS), each = fixture_matrix(&on, 1, 1, 2);
+    for (int64_t c = 1; c < WORDS; c++)
+        fixture_set(x, c, -17);
+    on.op->cross_entropy(&on, each, x, x, (numbers){ &target, 0 }, &count);
+    const double loss = fixture_get(each, 0);
+    if (!(fabs(loss / want - 1) < 1e-5)) fail_msg("loss %.9g, expected %.9g", loss, want);
+    free(x.data), free(each.data);
+}
+
 static void test_word_loss(void **state)
 {
     (void)state;
@@ -772,13 +805,14 @@ static void test_narrow_weights(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gradients),      cmocka_unit_test(test_float),
-        cmocka_unit_test(test_threads),        cmocka_unit_test(test_embed),
-        cmocka_unit_test(test_gather),         cmocka_unit_test(test_losses),
-        cmocka_unit_test(test_cross_entropy),  cmocka_unit_test(test_divergence),
-        cmocka_unit_test(test_word_loss),      cmocka_unit_test(test_short_conv),
-        cmocka_unit_test(test_clear_rows),     cmocka_unit_test(test_gelu),
-        cmocka_unit_test(test_narrow_weights), cmocka_unit_test(test_merge),
+        cmocka_unit_test(test_gradients),     cmocka_unit_test(test_float),
+        cmocka_unit_test(test_threads),       cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_gather),        cmocka_unit_test(test_losses),
+        cmocka_unit_test(test_cross_entropy), cmocka_unit_test(test_divergence),
+        cmocka_unit_test(test_many_words),    cmocka_unit_test(test_word_loss),
+        cmocka_unit_test(test_short_conv),    cmocka_unit_test(test_clear_rows),
+        cmocka_unit_test(test_gelu),          cmocka_unit_test(test_narrow_weights),
+        cmocka_unit_test(test_merge),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -149,7 +149,9 @@ static void check_steps(size_t row, loam_dtype dtype, double tolerance)
                                          .part = { { 4, { 1000, 0 } } } };
     static const train_source pairs = { .task = TRAIN_REGRESSION, .regression = { 12, 3, 4, 3, 4, 0.1 } };
     const mixer_options how = golden_steps[row].how;
-    const model_shape shape = { how.blind ? pairs : recall, 1, 8, 2, 32, 2 };
+    const model_shape shape = {
+        .from = how.blind ? pairs : recall, .models = 1, .batch = 8, .layers = 2, .width = 32, .heads = 2
+    };
     const optimiser_options options = { .warm = 3, .steps = 20, .decay = 0.1, .clip = 1 };
     training t;
     int count;

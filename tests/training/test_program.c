@@ -290,7 +290,7 @@ static void wrong_options(void **state)
         { "context --backend cuda", "--backend cuda: this build has no CUDA" },
         { "probe --backend cuda", "--backend cuda: this build has no CUDA" },
 #endif
-        { "context --layers 9", "from 1 to 8" },
+        { "context --layers 49", "from 1 to 48" },
         { "context --steps 0", "--steps 0" },
         { "context --time 0", "--time 0" },
         { "context --resume --restart", "contradict" },

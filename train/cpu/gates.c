@@ -82,6 +82,28 @@ void REAL(gelu_back)(const machine *on, matrix dx, matrix g, matrix x)
     }
 }
 
+/* With Phi the normal distribution's: y = x Phi(x), y' = Phi(x) + x Phi'(x). */
+void REAL(gelu_erf_back)(const machine *on, matrix dx, matrix g, matrix x)
+{
+    PARALLEL_ROWS(n, x)
+    {
+        const real *from = ROW(x, x, n), *down = ROW(g, x, n);
+        real *to = ROW(dx, x, n);
+        for (int64_t c = 0; c < x.width; c++) {
+            const real whole = (real)0.5 * (1 + erf(from[c] * (real)0.70710678118654752440));
+            const real slope = (real)0.39894228040143267794 * exp((real)-0.5 * from[c] * from[c]);
+            to[c] = down[c] * (whole + from[c] * slope);
+        }
+    }
+}
+
+void REAL(relu_back)(const machine *on, matrix dx, matrix g, matrix x)
+{
+    PARALLEL_ROWS(n, x)
+    for (int64_t c = 0; c < x.width; c++)
+        ROW(dx, x, n)[c] = ROW(x, x, n)[c] > 0 ? ROW(g, x, n)[c] : 0;
+}
+
 void REAL(output_gate)(const machine *on, matrix y, matrix n, matrix z)
 {
     PARALLEL_ROWS(i, n)
@@ -270,4 +292,29 @@ void REAL(softplus_back)(const machine *on, matrix dx, matrix g, matrix x)
     PARALLEL_ROWS(n, x)
     for (int64_t c = 0; c < x.width; c++)
         ROW(dx, x, n)[c] = ROW(g, x, n)[c] * sigmoid(ROW(x, x, n)[c]);
+}
+
+/* The least softplus whose square a float32 still has. */
+static const double least_softplus = 1e-18;
+
+static real inverse_of(real x)
+{
+    const real y = softplus(x);
+    return 1 / (y > (real)least_softplus ? y : (real)least_softplus);
+}
+
+void REAL(inverse_softplus)(const machine *on, matrix y, matrix x)
+{
+    PARALLEL_ROWS(n, x)
+    for (int64_t c = 0; c < x.width; c++)
+        ROW(y, x, n)[c] = inverse_of(ROW(x, x, n)[c]);
+}
+
+void REAL(inverse_softplus_back)(const machine *on, matrix dx, matrix g, matrix x)
+{
+    PARALLEL_ROWS(n, x)
+    for (int64_t c = 0; c < x.width; c++) {
+        const real from = ROW(x, x, n)[c], y = inverse_of(from);
+        ROW(dx, x, n)[c] = -ROW(g, x, n)[c] * sigmoid(from) * y * y;
+    }
 }

@@ -67,6 +67,23 @@ extern "C" void cuda_relu(const machine *on, matrix y, matrix x)
         [] __device__(float *to, const float *from) { to[0] = fmaxf(from[0], 0); });
 }
 
+extern "C" void cuda_gelu_erf_back(const machine *on, matrix dx, matrix g, matrix x)
+{
+    each(
+        on, "gelu_erf_back", x, { view_of(dx) }, { view_of(g), view_of(x) },
+        [] __device__(float *to, const float *from) {
+            const float whole = 0.5f * (1 + erff(from[1] * 0.70710678118654752440f));
+            to[0] = from[0] * (whole + from[1] * 0.39894228040143267794f * expf(-0.5f * from[1] * from[1]));
+        });
+}
+
+extern "C" void cuda_relu_back(const machine *on, matrix dx, matrix g, matrix x)
+{
+    each(
+        on, "relu_back", x, { view_of(dx) }, { view_of(g), view_of(x) },
+        [] __device__(float *to, const float *from) { to[0] = from[1] > 0 ? from[0] : 0; });
+}
+
 extern "C" void cuda_output_gate(const machine *on, matrix y, matrix n, matrix z)
 {
     each(
@@ -188,4 +205,26 @@ extern "C" void cuda_softplus_back(const machine *on, matrix dx, matrix g, matri
     each(
         on, "softplus_back", x, { view_of(dx) }, { view_of(g), view_of(x) },
         [] __device__(float *to, const float *from) { to[0] = from[0] * sigmoid(from[1]); });
+}
+
+/* The least softplus whose square a float32 still has. */
+static constexpr float least_softplus = 1e-18f;
+
+extern "C" void cuda_inverse_softplus(const machine *on, matrix y, matrix x)
+{
+    each(
+        on, "inverse_softplus", x, { view_of(y) }, { view_of(x) },
+        [] __device__(float *to, const float *from) {
+            to[0] = 1 / fmaxf(softplus(from[0]), least_softplus);
+        });
+}
+
+extern "C" void cuda_inverse_softplus_back(const machine *on, matrix dx, matrix g, matrix x)
+{
+    each(
+        on, "inverse_softplus_back", x, { view_of(dx) }, { view_of(g), view_of(x) },
+        [] __device__(float *to, const float *from) {
+            const float y = 1 / fmaxf(softplus(from[1]), least_softplus);
+            to[0] = -from[0] * sigmoid(from[1]) * y * y;
+        });
 }
