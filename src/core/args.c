@@ -58,7 +58,8 @@ typedef struct argument {
 static const char NO_SLOPE[] = "the problem has no slope", NO_BIAS[] = "the problem has no key bias",
                   NO_SINK[] = "the problem has no sink", NO_DECAY[] = "the problem has no decay",
                   NO_FEATURES[] = "the feature map is not positive",
-                  FEATURES[] = "positive features have no gradient of the scale", NO_PATH[] = "the problem has no path", NO_STATE[] = "only the recurrent family has one",
+                  FEATURES[] = "positive features have no gradient of the scale",
+                  NO_PATH[] = "the problem has no path", NO_STATE[] = "only the recurrent family has one",
                   NOT_PACKED[] = "the problem is not packed (total_q is -1)",
                   PACKED[] = "the problem is packed; use cu_kv", HOST[] = "the arrays are in host memory",
                   ONE_LENGTH[] = "q and k have one length here; cu_q is for both";

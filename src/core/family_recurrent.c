@@ -30,8 +30,9 @@ static loam_status check_features(const loam_problem *p, loam_error *error)
 
 static loam_status check_shape(const loam_problem *p, loam_error *error)
 {
-    REQUIRE(p->heads_kv == p->heads_q || recurrent_positive(p), error, LOAM_ESHAPE, "heads_kv: %lld, expected heads_q, %lld, for %s",
-            (long long)p->heads_kv, (long long)p->heads_q, loam_mechanism_name(p->mechanism));
+    REQUIRE(p->heads_kv == p->heads_q || recurrent_positive(p), error, LOAM_ESHAPE,
+            "heads_kv: %lld, expected heads_q, %lld, for %s", (long long)p->heads_kv, (long long)p->heads_q,
+            loam_mechanism_name(p->mechanism));
     REQUIRE(p->len_kv == p->len_q && p->total_kv == p->total_q, error, LOAM_ESHAPE,
             "len_kv, total_kv: %lld, %lld, expected those of q, %lld, %lld, for %s", (long long)p->len_kv,
             (long long)p->total_kv, (long long)p->len_q, (long long)p->total_q,
@@ -73,8 +74,9 @@ static loam_status check_problem(const loam_problem *p, loam_error *error)
     REQUIRE(!p->normalise || !(form->delta || form->solved), error, LOAM_EUNSUPPORTED,
             "normalise: 1, expected 0: %s fits the values themselves; without delta rule or solve it can be",
             name);
-    REQUIRE(!p->normalise || p->scale == 0 || p->scale == 1 || recurrent_positive(p), error, LOAM_EUNSUPPORTED,
-            "scale: %g, expected 0 or 1: it cancels where the read is normalised", p->scale);
+    REQUIRE(!p->normalise || p->scale == 0 || p->scale == 1 || recurrent_positive(p), error,
+            LOAM_EUNSUPPORTED, "scale: %g, expected 0 or 1: it cancels where the read is normalised",
+            p->scale);
     if (form->solved) {
         REQUIRE(isfinite(p->ridge) && p->ridge > 0, error, LOAM_EVALUE,
                 "ridge: %g, expected a finite number > 0", p->ridge);

@@ -140,8 +140,9 @@ static loam_status check(loam_projection projection, int64_t heads, int64_t feat
     REQUIRE(dtype == LOAM_F32 || dtype == LOAM_F64, error, LOAM_EARG, "dtype: %d, expected f32 or f64",
             (int)dtype);
     REQUIRE(z && z->data, error, LOAM_EARG, "z: NULL");
-    REQUIRE((features == 1 || llabs(z->token) >= channels) && (heads <= 1 || llabs(z->head) >= channels), error,
-            LOAM_ESHAPE, "z: strides %lld of features, %lld of heads, expected at least %lld: rows overlap",
+    REQUIRE((features == 1 || llabs(z->token) >= channels) && (heads <= 1 || llabs(z->head) >= channels),
+            error, LOAM_ESHAPE,
+            "z: strides %lld of features, %lld of heads, expected at least %lld: rows overlap",
             (long long)z->token, (long long)z->head, (long long)channels);
     return LOAM_OK;
 }

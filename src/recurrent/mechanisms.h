@@ -15,7 +15,8 @@
 
 /* The one that positive random features go with. */
 #define RECURRENT_LINEAR(X) \
-    X(LINEAR, "linear", GATE_NONE, false, false, "-<S k, v>", "|S - D|^2 / 2", "S = S + v k^T", "S q", "4 d^2")
+    X(LINEAR, "linear", GATE_NONE, false, false, "-<S k, v>", "|S - D|^2 / 2", "S = S + v k^T", "S q", \
+      "4 d^2")
 
 /* The state is read as it is: S q. */
 #define RECURRENT_DIRECT(X) \

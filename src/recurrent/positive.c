@@ -135,8 +135,8 @@ static void take_values(const positive *x, const loam_const_view *from, bool key
             positive_take(x, from, keys, to, i, c);
 }
 
-static void give_values(const positive *x, int64_t heads, void (*give)(const positive *x, int64_t b, int64_t h,
-                                                                      int64_t t, int64_t c))
+static void give_values(const positive *x, int64_t heads,
+                        void (*give)(const positive *x, int64_t b, int64_t h, int64_t t, int64_t c))
 {
     const int64_t tokens = x->axis / x->reads, batch = sequence_packed(x->p) ? 1 : x->p->batch;
 #pragma omp parallel for num_threads(x->p->threads) schedule(static)
@@ -198,8 +198,8 @@ void positive_unstage(const positive *x)
     if (x->staged && backward && a->grad_v.data) give_values(x, x->p->heads_kv, positive_give_values);
     if (x->staged && !backward) give_values(x, x->p->heads_q, positive_give);
     if (x->states) {
-        copy_states(x, constant(state_of(x, x->out)), positive_real(x), backward ? a->grad_state_in : a->state_out,
-                    dtype_real(x->p->dtype));
+        copy_states(x, constant(state_of(x, x->out)), positive_real(x),
+                    backward ? a->grad_state_in : a->state_out, dtype_real(x->p->dtype));
     }
     if (backward) clear_last_row(x);
 }

@@ -79,8 +79,8 @@ LOAM_INLINE void positive_end(const positive *x, const recurrent_seq *seq, int64
 {
     const loam_view *out = &x->a->state_out;
     if (out->data)
-        element_store(out->data, dtype_real(x->p->dtype), RECURRENT_AT(*out, seq->index, n, x->p->dim_v + 1) + m,
-                      c);
+        element_store(out->data, dtype_real(x->p->dtype),
+                      RECURRENT_AT(*out, seq->index, n, x->p->dim_v + 1) + m, c);
 }
 
 /* ------------------------------------------------------------------ one element of a copy */

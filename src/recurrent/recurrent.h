@@ -49,7 +49,10 @@ typedef struct recurrent_form {
 /* NULL for mechanisms of other families. */
 const recurrent_form *recurrent_form_of(loam_mechanism mechanism);
 
-LOAM_INLINE bool recurrent_positive(const loam_problem *p) { return p->feature_map == LOAM_FEATURES_POSITIVE; }
+LOAM_INLINE bool recurrent_positive(const loam_problem *p)
+{
+    return p->feature_map == LOAM_FEATURES_POSITIVE;
+}
 
 /* With positive features the last row has the logarithms that the others are relative to. */
 static inline int64_t recurrent_state_rows(const loam_problem *p)

@@ -131,7 +131,8 @@ static void gradient_of_parameters(rows *w, int64_t n, int64_t first)
 static void gradient_all(rows *w, const map_grid *g)
 {
     const positive *x = w->x;
-    const int64_t items = x->p->batch * x->p->heads_kv * g->blocks, tiles = (w->features + Z_ROWS - 1) / Z_ROWS;
+    const int64_t items = x->p->batch * x->p->heads_kv * g->blocks,
+                  tiles = (w->features + Z_ROWS - 1) / Z_ROWS;
     const bool parameters = x->a->grad_z.data || x->a->grad_log_alpha.data;
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; item++) {

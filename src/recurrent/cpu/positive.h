@@ -148,7 +148,8 @@ static inline bool rows_may_be_held(const rows *w, int64_t count, bool key)
     return !(most + alpha < POSITIVE_BOUND);
 }
 
-static inline float *rows_features(const rows *w, void *array, const block *at, int64_t n, int64_t i, int64_t r)
+static inline float *rows_features(const rows *w, void *array, const block *at, int64_t n, int64_t i,
+                                   int64_t r)
 {
     return (float *)array + positive_row(w->x, at->seq, n, at->first + i, r) * w->features;
 }

@@ -8,8 +8,8 @@
  *
  *     dx = sum_m db_m z_m,   dy = sum_m da_m (z_m - y)
  *     dz_m = sum_t db_m x + da_m y,   dlog alpha_m = sum_t da_m,   dq = sqrt(scale) A^T dx,  dk likewise */
-#include "src/exact/cholesky.h"
 #include "src/recurrent/positive.h"
+#include "src/exact/cholesky.h"
 
 #include <math.h>
 #include <string.h>
@@ -47,8 +47,9 @@ static sums sums_carve(const loam_problem *p, arena *pool)
 
 static double parameter(const positive *x, const loam_const_view *view, int64_t n, int64_t row, int64_t c)
 {
-    return view->data ? element_load(view->data, dtype_real(x->p->dtype), n * view->head + row * view->token + c)
-                      : 0;
+    return view->data
+               ? element_load(view->data, dtype_real(x->p->dtype), n * view->head + row * view->token + c)
+               : 0;
 }
 
 /* ------------------------------------------------------------------ rows and their logarithms */
@@ -118,7 +119,8 @@ static void map_key(const positive *x, const recurrent_seq *seq, int64_t n, int6
     }
 }
 
-static void map_query(const positive *x, const recurrent_seq *seq, int64_t n, int64_t t, int64_t r, scratch *s)
+static void map_query(const positive *x, const recurrent_seq *seq, int64_t n, int64_t t, int64_t r,
+                      scratch *s)
 {
     double top = -HUGE_VAL, *q = features_at(x, x->q, seq, n, t, r);
     load_row(x, false, n, query_at(x, seq, n, t, r), s);
@@ -288,7 +290,10 @@ static loam_status run(const loam_problem *p, const loam_args *a, kernel_work_fn
 }
 
 size_t positive_forward_ref_work(const loam_problem *p) { return work_bytes(p, recurrent_forward_ref_work); }
-size_t positive_backward_ref_work(const loam_problem *p) { return work_bytes(p, recurrent_backward_ref_work); }
+size_t positive_backward_ref_work(const loam_problem *p)
+{
+    return work_bytes(p, recurrent_backward_ref_work);
+}
 size_t positive_decode_ref_work(const loam_problem *p) { return work_bytes(p, recurrent_decode_ref_work); }
 
 loam_status positive_forward_ref(const loam_problem *p, const loam_args *a, loam_error *error)
