@@ -15,6 +15,17 @@ spec recurrent_spec(loam_mechanism mechanism, loam_pass pass, int64_t len, int64
     return s;
 }
 
+spec positive_spec(loam_pass pass, int64_t len, int64_t dim_qk, int64_t dim_v, int64_t features)
+{
+    spec s = recurrent_spec(LOAM_LINEAR, pass, len, dim_qk, dim_v);
+    s.heads_kv = 2, s.heads_q = 4;
+    s.feature_map = LOAM_FEATURES_POSITIVE;
+    s.normalise = 1;
+    s.features = features;
+    s.with_alpha = s.with_shift = s.with_balance = 1;
+    return s;
+}
+
 static void draw_features(spec *s, rng *r)
 {
     const int delta = spec_recurrence_of(s).delta, solved = s->mechanism == LOAM_MESA;
