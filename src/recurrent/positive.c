@@ -3,13 +3,13 @@
 
 /* ------------------------------------------------------------------ the recurrence */
 
-static loam_problem inner_problem(const positive *x, loam_dtype real)
+loam_problem positive_problem(const positive *x)
 {
     loam_problem r = *x->p;
     const bool packed = sequence_packed(x->p);
     r.mechanism = LOAM_GLA;
     r.feature_map = LOAM_FEATURES_IDENTITY;
-    r.dtype = real;
+    r.dtype = x->real;
     r.heads_q = r.heads_kv = r.heads_v = x->heads;
     r.len_q = r.len_kv = x->p->len_q * x->reads;
     r.total_q = r.total_kv = packed ? x->p->total_q * x->reads : -1;
@@ -30,9 +30,9 @@ static size_t state_size(const positive *x)
     return size_mul(rows, (size_t)x->p->features);
 }
 
-static void carve(positive *x, loam_dtype real, arena *pool)
+static void carve(positive *x, arena *pool)
 {
-    const size_t rows = (size_t)rows_of(x), each = dtype_bytes(real);
+    const size_t rows = (size_t)rows_of(x), each = dtype_bytes(x->real);
     const size_t features = size_mul(rows, (size_t)x->p->features),
                  values = x->staged ? size_mul(rows, (size_t)x->p->dim_v) : 0,
                  states = x->states ? state_size(x) : 0;
@@ -83,7 +83,7 @@ static loam_view output(bool own, loam_view given, loam_view staged)
     return own && given.data ? staged : given;
 }
 
-static void connect(positive *x)
+positive_read positive_recurrence(const positive *x)
 {
     const loam_args *a = x->a;
     const bool backward = x->p->pass == LOAM_BACKWARD;
@@ -107,21 +107,19 @@ static void connect(positive *x)
         r.o = output(x->staged, a->o, values_of(x, x->o));
         r.info = output(x->staged, a->info, loam_dense_out(x->info, x->heads, x->axis, 1));
     }
-    x->read = r;
+    return (positive_read){ positive_problem(x), r };
 }
 
 positive positive_make(const loam_problem *p, const loam_args *a, loam_dtype real, arena *pool)
 {
     const int64_t group = p->heads_q / p->heads_kv;
-    positive x = { .p = p, .a = a, .heads = recurrent_state_heads(p) };
+    positive x = { .p = p, .a = a, .real = real, .heads = recurrent_state_heads(p) };
     x.reads = p->features_shared ? group : 1;
     x.sharing = p->features_shared ? 1 : group;
     x.axis = (sequence_packed(p) ? p->total_q : p->len_q) * x.reads;
     x.staged = p->dtype != real || group > 1;
     x.states = dtype_real(p->dtype) != real;
-    x.inner = inner_problem(&x, real);
-    carve(&x, real, pool);
-    if (a) connect(&x);
+    carve(&x, pool);
     return x;
 }
 
@@ -161,7 +159,7 @@ static void copy_states(const positive *x, loam_const_view from, loam_dtype from
 
 static void take_states(const positive *x, loam_const_view from, void *to)
 {
-    copy_states(x, from, dtype_real(x->p->dtype), state_of(x, to), positive_real(x));
+    copy_states(x, from, dtype_real(x->p->dtype), state_of(x, to), x->real);
 }
 
 void positive_stage(const positive *x)
@@ -198,8 +196,8 @@ void positive_unstage(const positive *x)
     if (x->staged && backward && a->grad_v.data) give_values(x, x->p->heads_kv, positive_give_values);
     if (x->staged && !backward) give_values(x, x->p->heads_q, positive_give);
     if (x->states) {
-        copy_states(x, constant(state_of(x, x->out)), positive_real(x),
-                    backward ? a->grad_state_in : a->state_out, dtype_real(x->p->dtype));
+        copy_states(x, constant(state_of(x, x->out)), x->real, backward ? a->grad_state_in : a->state_out,
+                    dtype_real(x->p->dtype));
     }
     if (backward) clear_last_row(x);
 }

@@ -28,13 +28,12 @@ extern "C" {
 typedef struct positive {
     const loam_problem *p;
     const loam_args *a;
-    loam_problem inner; /* the recurrence, and its arguments */
-    loam_args read;
+    loam_dtype real;               /* that the recurrence computes in */
     int64_t heads, reads, sharing; /* heads of z; queries of one and a token; heads of a key-value head */
     int64_t axis;                  /* tokens of the recurrence of a head, over which arrays go */
     bool staged;                   /* v, o and their gradients have arrays of their own */
     bool states;                   /* states too */
-    void *q, *k, *gate;            /* of the recurrence's type, [batch, heads, axis, features] */
+    void *q, *k, *gate;            /* of type real, [batch, heads, axis, features] */
     void *grad_q, *grad_k;
     void *v, *o, *grad_v; /* [batch, heads, axis, dim_v]; backward: o is the gradient of it */
     loam_row_info *info;
@@ -43,8 +42,16 @@ typedef struct positive {
     int64_t *cu;
 } positive;
 
-/* Divides the workspace; `real` is the type that the recurrence computes in. Without arguments sizes alone. */
+/* The recurrence that reads the features, and its arguments, but work. */
+typedef struct positive_read {
+    loam_problem problem;
+    loam_args args;
+} positive_read;
+
+/* Divides the workspace. Without arguments sizes alone. */
 positive positive_make(const loam_problem *p, const loam_args *a, loam_dtype real, arena *pool);
+loam_problem positive_problem(const positive *x);
+positive_read positive_recurrence(const positive *x);
 /* Copies into the arrays that the recurrence reads, and out of those that it writes. Host memory. */
 void positive_stage(const positive *x);
 void positive_unstage(const positive *x);
@@ -85,8 +92,6 @@ LOAM_INLINE void positive_end(const positive *x, const recurrent_seq *seq, int64
 
 /* ------------------------------------------------------------------ one element of a copy */
 
-LOAM_INLINE loam_dtype positive_real(const positive *x) { return x->inner.dtype; }
-
 /* Element c of row i of an array of values of the recurrence <- that of v, or of the gradient of o. */
 LOAM_INLINE void positive_take(const positive *x, const loam_const_view *from, bool keys, void *to, int64_t i,
                                int64_t c)
@@ -97,7 +102,7 @@ LOAM_INLINE void positive_take(const positive *x, const loam_const_view *from, b
     const double value = keys && r > 0
                              ? 0
                              : element_load(from->data, x->p->dtype, RECURRENT_AT(*from, b, h, t) + c);
-    element_store(to, positive_real(x), i * x->p->dim_v + c, value);
+    element_store(to, x->real, i * x->p->dim_v + c, value);
 }
 
 /* Element c of o, of query head h and token t. */
@@ -105,7 +110,7 @@ LOAM_INLINE void positive_give(const positive *x, int64_t b, int64_t h, int64_t 
 {
     const int64_t i = (b * x->heads + h / x->reads) * x->axis + t * x->reads + h % x->reads;
     element_store(x->a->o.data, x->p->dtype, RECURRENT_AT(x->a->o, b, h, t) + c,
-                  element_load(x->o, positive_real(x), i * x->p->dim_v + c));
+                  element_load(x->o, x->real, i * x->p->dim_v + c));
     if (c == 0 && x->a->info.data)
         ((loam_row_info *)x->a->info.data)[RECURRENT_AT(x->a->info, b, h, t)] = x->info[i];
 }
@@ -116,7 +121,7 @@ LOAM_INLINE void positive_give_values(const positive *x, int64_t b, int64_t g, i
     double sum = 0;
     for (int64_t n = g * x->sharing; n < (g + 1) * x->sharing; n++) {
         const int64_t i = (b * x->heads + n) * x->axis + t * x->reads;
-        sum += element_load(x->grad_v, positive_real(x), i * x->p->dim_v + c);
+        sum += element_load(x->grad_v, x->real, i * x->p->dim_v + c);
     }
     element_store(x->a->grad_v.data, x->p->dtype, RECURRENT_AT(x->a->grad_v, b, g, t) + c, sum);
 }

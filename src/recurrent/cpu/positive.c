@@ -163,9 +163,9 @@ static layout layout_carve(const loam_problem *p, const loam_args *a, kernel_wor
     arena one = { 0 };
     rows_carve(&l.x, &one);
     l.each = one.used;
-    const size_t read = recurrence(&l.x.inner), map = size_mul(l.each, (size_t)p->threads);
+    const loam_problem problem = positive_problem(&l.x);
+    const size_t read = recurrence(&problem), map = size_mul(l.each, (size_t)p->threads);
     l.work = arena_take(pool, read > map ? read : map, 1);
-    l.x.read.work = l.work;
     return l;
 }
 
@@ -193,7 +193,9 @@ static loam_status run(const loam_problem *p, const loam_args *a, kernel_work_fn
     const layout l = layout_carve(p, a, recurrence, &pool);
     positive_stage(&l.x);
     by_threads(&l, map_all);
-    TRY(read(&l.x.inner, &l.x.read, error));
+    positive_read inner = positive_recurrence(&l.x);
+    inner.args.work = l.work;
+    TRY(read(&inner.problem, &inner.args, error));
     if (p->pass == LOAM_BACKWARD) by_threads(&l, gradient_all);
     positive_unstage(&l.x);
     return loam_succeed(error);

@@ -262,10 +262,10 @@ static layout layout_carve(const loam_problem *p, const loam_args *a, kernel_wor
     arena one = { 0 };
     scratch_carve(p, &one);
     l.each = one.used;
-    const size_t pieces = size_mul((size_t)p->batch + 1, (size_t)p->heads_q), read = recurrence(&l.x.inner),
+    const loam_problem problem = positive_problem(&l.x);
+    const size_t pieces = size_mul((size_t)p->batch + 1, (size_t)p->heads_q), read = recurrence(&problem),
                  map = size_mul(pieces, l.each);
     l.work = arena_take(pool, read > map ? read : map, 1);
-    l.x.read.work = l.work;
     return l;
 }
 
@@ -283,7 +283,9 @@ static loam_status run(const loam_problem *p, const loam_args *a, kernel_work_fn
     const layout l = layout_carve(p, a, recurrence, &pool);
     positive_stage(&l.x);
     map(&l.x, l.work, l.each);
-    TRY(read(&l.x.inner, &l.x.read, error));
+    positive_read inner = positive_recurrence(&l.x);
+    inner.args.work = l.work;
+    TRY(read(&inner.problem, &inner.args, error));
     if (p->pass == LOAM_BACKWARD) gradient(&l.x, &l.all, l.work, l.each);
     positive_unstage(&l.x);
     return loam_succeed(error);
