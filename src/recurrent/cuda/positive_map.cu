@@ -127,7 +127,7 @@ static __device__ void map_queries(const positive &x, const group &g, int64_t n,
     }
 }
 
-__global__ void __launch_bounds__(THREADS) positive_join_kernel(const __grid_constant__ launch l)
+__global__ void __launch_bounds__(THREADS, 1) positive_join_kernel(const __grid_constant__ launch l)
 {
     extern __shared__ double rows[];
     __shared__ double tops[THREADS / 32][GROUP];
