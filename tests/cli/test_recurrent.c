@@ -198,7 +198,7 @@ static const bad_case BAD[] = {
     { EXIT_USAGE, "linear --lse l.npy", "--lse is for softmax" },
     { EXIT_USAGE, "linear --weights w.npy", "--weights is for softmax" },
     { EXIT_USAGE, "linear --w " X "k", "--w is for softmax" },
-    { EXIT_USAGE, "linear --feature-map relu", "--feature-map relu: expected identity, elu or unit" },
+    { EXIT_USAGE, "linear --feature-map relu", "--feature-map relu: expected identity, elu, unit or positive" },
     { EXIT_USAGE, "linear --slope " X "ridge_head",
       "--slope is for softmax, parallax, lla, fox and path, not for" },
     { EXIT_USAGE, "linear --window 3", "window: 3, expected 0" },
