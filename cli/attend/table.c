@@ -35,9 +35,9 @@ static const char RECURRENT[] =
     "q and k have one shape, and Hv is a multiple of their heads; with positive features Hq is a multiple of "
     "Hk, and Hv is Hk. Shapes: log-decay (Hv,) for %s, (B,Hv,T) "
     "for %s, (B,Hv,T,D) for %s; beta (B,Hv,T); ridge () or (1,), (Hv,) or (Hv,D); a state (B,Hv,R,D), R the "
-    "channels of v, one more with --normalise, D more for mesa; with positive features (B,H,R,M), H the heads "
-    "of z and R two more than the channels of v. Beside z (Hz,M,D): log-alpha (Hz,M), shift (Hz,D), balance and "
-    "balance-keys (Hz,D,D).";
+    "channels of v, one more with --normalise, D more for mesa; with positive features (B,Hz,R,M), R two "
+    "more than these channels. Beside z (Hz,M,D): log-alpha (Hz,M), shift (Hz,D), balance and balance-keys "
+    "(Hz,D,D).";
 
 static const double NO_BOUND = 1e300;
 
@@ -131,7 +131,8 @@ static void add_inputs(attend_table *t, attend_options *o)
         t, ALL, "grad-dir", &o->grad_dir, "D",
         "write all gradients here: dq.npy, dk.npy, dv.npy, dscale.npy and, where they apply, dprobe.npy, "
         "dridge.npy, dslope.npy, dkey_bias.npy, dsink.npy, dlog_decay.npy, dbeta.npy, dw.npy, dstate.npy (of "
-        "--state-in), dz.npy, dlog_alpha.npy. A decay, strength or ridge that is left out has its gradient too, a state has not");
+        "--state-in), dz.npy, dlog_alpha.npy. A decay, strength or ridge that is left out has its gradient "
+        "too, a state has not");
 }
 
 static void add_machine(attend_table *t, attend_options *o)

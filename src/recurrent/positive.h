@@ -2,7 +2,8 @@
  * Positive random features (docs/features.md): what their kernels share. The features of keys and queries,
  * relative to the running maximum c of the logarithms a of the keys, are read by a recurrence:
  *
- *     x = sqrt(scale) A q, y = sqrt(scale) B (k - shift), b_m = z_m . x, a_m = z_m . y - |y|^2/2 + log alpha_m
+ *     x = sqrt(scale) A q,  y = sqrt(scale) B (k - shift)
+ *     b_m = z_m . x,  a_m = z_m . y - |y|^2 / 2 + log alpha_m
  *     c_t = max(c_{t-1}, ceil a_t);   LOAM_GLA, normalised: k = e^{a_t - c_t}, g = c_{t-1} - c_t,
  *     q = e^{b_t + c_t - max_m (b_t + c_t)}
  *

@@ -144,8 +144,8 @@ static void gradients_over_blocks(void **state)
     }
 }
 
-/* With and without what they may be given, heads that share their features, sequences one after another. States
- * are relative to whole numbers, which jump; none does within a step of these seeds. */
+/* With and without what they may be given, heads that share their features, sequences one after another.
+ * States are relative to whole numbers, which jump; none does within a step of these seeds. */
 static void gradients_of_positive_features(void **state)
 {
     (void)state;

@@ -8,8 +8,8 @@
 
 /* ------------------------------------------------------------------ gradients of q and k */
 
-/* w->e <- gradients of the logarithms of the features, those times these, 0 where they were held. They stay in
- * the array of the gradients too, for z. */
+/* w->e <- gradients of the logarithms of the features, those times these, 0 where they were held. They stay
+ * in the array of the gradients too, for z. */
 static void gradient_of_logarithms(const rows *w, const block *at, bool key, int64_t n, int64_t r)
 {
     const positive *x = w->x;
@@ -27,7 +27,7 @@ static void gradient_of_logarithms(const rows *w, const block *at, bool key, int
     }
 }
 
-/* to (+)= sqrt(scale) A^T of the gradient of the rows in w->at, whose logarithms have the gradients in w->e. */
+/* to (+)= sqrt(scale) A^T times the gradients of the rows in w->at; w->e has those of their logarithms. */
 static void gradient_of_rows(const rows *w, const block *at, bool key, double *to, bool add)
 {
     const loam_const_view *A = key ? &w->x->a->balance_keys : &w->x->a->balance;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * Positive random features in float32 for the recurrence that reads them. Blocks of 64 tokens are on their own:
- * each begins with a running maximum c of its own keys, and takes in that of the blocks before it once all have
- * theirs. */
+ * Positive random features in float32 for the recurrence that reads them. Blocks of 64 tokens are on their
+ * own: each begins with a running maximum c of its own keys, and takes in that of the blocks before it once
+ * all have theirs. */
 #ifndef LOAM_RECURRENT_CPU_POSITIVE_MAP_H
 #define LOAM_RECURRENT_CPU_POSITIVE_MAP_H
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * Positive random features on GPUs (src/recurrent/positive.h): what the kernels of the map and of its gradient
- * share. A thread block has 64 tokens of a head of z, GROUP at a time, and a thread the features (or channels)
- * threadIdx.x and threadIdx.x + THREADS. Logarithms are float64. */
+ * Positive random features on GPUs (src/recurrent/positive.h): what the kernels of the map and of its
+ * gradient share. A thread block has 64 tokens of a head of z, GROUP at a time, and a thread the features (or
+ * channels) threadIdx.x and threadIdx.x + THREADS. Logarithms are float64. */
 #ifndef LOAM_RECURRENT_CUDA_POSITIVE_CUH
 #define LOAM_RECURRENT_CUDA_POSITIVE_CUH
 
@@ -11,7 +11,7 @@
 
 enum { THREADS = 256, GROUP = THREADS / 32, EACH = LOAM_MAX_DIM / THREADS, BLOCK = 64, SLICE = 512 };
 
-/* Arguments of a kernel; x points to the caller's problem and arguments, and positive_here to these copies. */
+/* Arguments of a kernel. x points to the caller's problem and arguments; positive_here's to these copies. */
 typedef struct launch {
     loam_problem p;
     loam_args a;
@@ -51,8 +51,8 @@ static __device__ __forceinline__ double given_at(const positive &x, bool key, i
            (element_load(from.data, x.p->dtype, RECURRENT_AT(from, b, h, token) + c) - shift);
 }
 
-/* x of the rows of a group, in shared memory: [GROUP][d], and scratch of that size after it; 0 where there is no
- * token. */
+/* x of the rows of a group, in shared memory: [GROUP][d], and scratch of that size after it; 0 where there is
+ * no token. */
 static __device__ void load_rows(const positive &x, const group &g, bool key, int64_t n, int64_t h,
                                  double *rows)
 {

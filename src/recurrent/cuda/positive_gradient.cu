@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * Gradients of positive random features on GPUs (src/recurrent/reference/positive.c): first of the logarithms,
- * which take the place of those of the features, and of queries and keys; then of z and log alpha, by parts of
- * SLICE tokens that are added up in order. */
+ * Gradients of positive random features on GPUs (src/recurrent/reference/positive.c): first of the
+ * logarithms, which take the place of those of the features, and of queries and keys; then of z and log
+ * alpha, by parts of SLICE tokens that are added up in order. */
 #include "src/recurrent/cuda/positive.cuh"
 
 enum { Z_ROWS = 8 };

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Inputs and expected results of tests/cli/test_positive.c: positive random features over all pairs of tokens in
-float64 NumPy, gradients by central differences. Writes positive.safetensors beside itself.
+"""Inputs and expected results of tests/cli/test_positive.c: positive random features over all pairs of
+tokens in float64 NumPy, gradients by central differences. Writes positive.safetensors beside itself.
 
     pip install numpy && python3 make_positive.py
 """
