@@ -207,7 +207,8 @@ static void converges_to_softmax(void **state)
 
 /* ------------------------------------------------------------------ parts, threads, places */
 
-static spec on_cpu(int pass, int64_t len)
+/* On the CPU at first. */
+static spec on_rows(int pass, int64_t len)
 {
     spec s = positive_spec((loam_pass)pass, len, 20, 9, 37);
     s.backend = place_now.backend;
@@ -228,7 +229,7 @@ static void split(void **state)
             for (int64_t at = 1; at < 11; at += 3)
                 expect_split(&whole, at);
             values_free(&whole);
-            s = on_cpu(pass, 150);
+            s = on_rows(pass, 150);
             s.features_shared = 0;
             whole = values_make(&s);
             expect_run(&whole);
@@ -245,7 +246,7 @@ static void decode_is_prefill(void **state)
     (void)state;
     enum { STEPS = 90 };
     for (int with = 0; with < 4; with++) {
-        spec s = on_cpu(LOAM_FORWARD, STEPS);
+        spec s = on_rows(LOAM_FORWARD, STEPS);
         s.features_shared = with % 2, s.state = with / 2;
         values whole = values_make(&s);
         scale_slot(&whole, SLOT_K, 4);
@@ -276,7 +277,7 @@ static void packed_is_separate(void **state)
     (void)state;
     for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++) {
         for (int shared = 0; shared < 2; shared++) {
-            spec s = on_cpu(pass, 90);
+            spec s = on_rows(pass, 90);
             s.features_shared = shared;
             s.packed = 1;
             s.batch = 4;
@@ -289,7 +290,7 @@ static void any_number_of_threads(void **state)
 {
     (void)state;
     for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++) {
-        spec s = on_cpu(pass, 300);
+        spec s = on_rows(pass, 300);
         s.features_shared = pass % 2;
         s.batch = 2;
         s.threads = 1;
@@ -317,7 +318,7 @@ static void any_place_in_a_batch(void **state)
     (void)state;
     enum { BATCH = 3 };
     for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++) {
-        spec s = on_cpu(pass, 100);
+        spec s = on_rows(pass, 100);
         values alone = values_make(&s);
         expect_run(&alone);
         s.batch = BATCH;
@@ -348,7 +349,7 @@ static void any_place_in_a_batch(void **state)
 static void gradients_are_linear(void **state)
 {
     (void)state;
-    const spec s = on_cpu(LOAM_BACKWARD, 100);
+    const spec s = on_rows(LOAM_BACKWARD, 100);
     expect_linear_backward(&s, 0x1p10);
     expect_linear_backward(&s, 0x1p-10);
 }
@@ -358,7 +359,7 @@ static void shared_is_repeated(void **state)
 {
     (void)state;
     for (int pass = LOAM_FORWARD; pass <= LOAM_BACKWARD; pass++) {
-        spec s = on_cpu(pass, 70);
+        spec s = on_rows(pass, 70);
         s.state = 0;
         s.features_shared = 1;
         values shared = values_make(&s);
@@ -392,7 +393,7 @@ static void shared_is_repeated(void **state)
 static void long_keys(void **state)
 {
     (void)state;
-    spec s = on_cpu(LOAM_BACKWARD, 150);
+    spec s = on_rows(LOAM_BACKWARD, 150);
     values got = values_make(&s);
     scale_slot(&got, SLOT_K, 30);
     scale_slot(&got, SLOT_Q, 10);
@@ -413,7 +414,7 @@ static void hostile(void **state)
     static const double sizes[] = { 0, 1e-30, 1, 1e3, 1e5, 1e15, 1e30, FLT_MAX };
     for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++) {
         for (int which = 0; which < 24; which++) {
-            spec s = on_cpu(pass, 80);
+            spec s = on_rows(pass, 80);
             const int reference = which % 3 == 2;
             s.backend = reference ? LOAM_BACKEND_REFERENCE : place_now.backend;
             s.dtype = reference ? LOAM_F64 : LOAM_F32;
@@ -457,5 +458,19 @@ int main(void)
         cmocka_unit_test(long_keys),
         cmocka_unit_test(hostile),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    /* Also on a GPU. */
+    const struct CMUnitTest anywhere[] = {
+        cmocka_unit_test(decode_is_prefill),
+        cmocka_unit_test(packed_is_separate),
+        cmocka_unit_test(any_place_in_a_batch),
+        cmocka_unit_test(gradients_are_linear),
+        cmocka_unit_test(shared_is_repeated),
+        cmocka_unit_test(long_keys),
+        cmocka_unit_test(hostile),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    while (next_place())
+        if (place_now.dtype == LOAM_F32)
+            failed += cmocka_run_group_tests_name(place_now.name, anywhere, NULL, NULL);
+    return failed;
 }
