@@ -136,10 +136,10 @@ static void gradient_all(rows *w, const map_grid *g)
     const bool parameters = x->a->grad_z.data || x->a->grad_log_alpha.data;
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; item++) {
-        const int64_t group = item / g->blocks % x->p->heads_kv, b = item / g->blocks / x->p->heads_kv;
-        const recurrent_seq seq = recurrent_seq_at(x->p, x->a, b);
-        const block at = block_at(&seq, item % g->blocks);
-        if (at.count > 0) gradient_of_block(w, &at, group);
+        const place of = place_of(x, g, item);
+        const recurrent_seq seq = recurrent_seq_at(x->p, x->a, of.b);
+        const block at = block_at(&seq, of.index);
+        if (at.count > 0) gradient_of_block(w, &at, of.head);
     }
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < (parameters ? x->heads * tiles : 0); item++)

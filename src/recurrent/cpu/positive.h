@@ -61,6 +61,7 @@ static inline void rows_load_head(rows *w, int64_t n)
 {
     if (w->head == n) return;
     const loam_args *a = w->x->a;
+    const bool backward = w->x->p->pass == LOAM_BACKWARD;
     w->head = n;
     w->longest = 0;
     for (int64_t m = 0; m < w->padded; m++) {
@@ -69,10 +70,10 @@ static inline void rows_load_head(rows *w, int64_t n)
         for (int64_t c = 0; c < w->d; c++) {
             const double value = z ? (double)z[c] : 0;
             w->zt[c * w->padded + m] = value;
-            if (z) w->z[m * w->width + c] = value;
+            if (z && backward) w->z[m * w->width + c] = value;
             norm2 += value * value;
         }
-        for (int64_t c = w->d; z && c < w->width; c++)
+        for (int64_t c = w->d; z && backward && c < w->width; c++)
             w->z[m * w->width + c] = 0;
         w->longest = norm2 > w->longest ? norm2 : w->longest;
         w->alpha[m] = z && a->log_alpha.data ? (double)rows_parameter(&a->log_alpha, n, 0)[m] : 0;

@@ -127,6 +127,17 @@ static inline block block_at(const recurrent_seq *seq, int64_t index)
     return (block){ seq, first, left < 0 ? 0 : left < POSITIVE_BLOCK ? left : POSITIVE_BLOCK };
 }
 
+/* Block `item` of all, those of a head one after the other: a thread then loads a head of z once. */
+typedef struct place {
+    int64_t head, b, index;
+} place;
+
+static inline place place_of(const positive *x, const map_grid *g, int64_t item)
+{
+    const int64_t blocks = x->p->batch * g->blocks;
+    return (place){ item / blocks, item % blocks / g->blocks, item % g->blocks };
+}
+
 /* By all threads of the team. */
 static inline void map_all(rows *w, const map_grid *g)
 {
@@ -134,10 +145,10 @@ static inline void map_all(rows *w, const map_grid *g)
     const int64_t heads = x->p->batch * x->heads, items = heads * g->blocks;
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; item++) {
-        const int64_t n = item / g->blocks % x->heads, b = item / g->blocks / x->heads;
-        const recurrent_seq seq = recurrent_seq_at(x->p, x->a, b);
-        const block at = block_at(&seq, item % g->blocks);
-        if (at.count > 0) map_keys(w, &at, n);
+        const place to = place_of(x, g, item);
+        const recurrent_seq seq = recurrent_seq_at(x->p, x->a, to.b);
+        const block at = block_at(&seq, to.index);
+        if (at.count > 0) map_keys(w, &at, to.head);
     }
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < heads; item++) {
@@ -146,14 +157,14 @@ static inline void map_all(rows *w, const map_grid *g)
     }
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; item++) {
-        const int64_t n = item / g->blocks % x->heads, b = item / g->blocks / x->heads;
-        const recurrent_seq seq = recurrent_seq_at(x->p, x->a, b);
-        const block at = block_at(&seq, item % g->blocks);
+        const place to = place_of(x, g, item);
+        const recurrent_seq seq = recurrent_seq_at(x->p, x->a, to.b);
+        const block at = block_at(&seq, to.index);
         if (at.count == 0) continue;
-        rows_load_head(w, n);
-        map_join(w, &at, n, map_before(x, g, b, n, item % g->blocks));
+        rows_load_head(w, to.head);
+        map_join(w, &at, to.head, map_before(x, g, to.b, to.head, to.index));
         for (int64_t r = 0; r < x->reads; r++)
-            map_queries(w, &at, n, r);
+            map_queries(w, &at, to.head, r);
     }
 }
 
