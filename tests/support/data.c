@@ -94,7 +94,7 @@ static void shape_states(values *v)
 {
     const shape a = slot_shape(v, SLOT_STATE_IN);
     const int64_t d = a.channels, rest = a.tokens - v->spec.dim_v;
-    double *G = memory_zeroed((size_t)(d * d), sizeof *G);
+    double *G = memory_zeroed((size_t)(d * (rest > d ? rest : d)), sizeof *G);
     for (int64_t n = 0; rest > 0 && n < a.batch * a.heads; n++) {
         double *H = v->x[SLOT_STATE_IN] + (n * a.tokens + v->spec.dim_v) * d;
         memcpy(G, H, (size_t)(rest * d) * sizeof *G);
