@@ -668,19 +668,19 @@ LOAM_API loam_status loam_mechanism_at(int index, loam_mechanism_info *info);
 
 /* The names that the registry, plans and the program use; NULL outside the
  * enumeration, so that those of 0, 1, ... until NULL are all there are. */
-LOAM_API const char *loam_mechanism_name(loam_mechanism mechanism); /* "softmax", "parallax", "lla", ... */
-LOAM_API const char *loam_family_name(loam_family family);          /* "local", "recurrent" */
-LOAM_API const char *loam_pass_name(loam_pass pass);                /* "forward", "backward", "decode" */
-LOAM_API const char *loam_dtype_name(loam_dtype dtype);             /* "f32", "bf16", "f16", "f64" */
-LOAM_API const char *loam_backend_name(loam_backend backend);       /* "auto", "cpu", "cuda", ... */
-LOAM_API const char *loam_score_name(loam_score score);             /* "dot", "rbf" */
-LOAM_API const char *loam_ridge_axes_name(loam_ridge_axes axes);    /* "number", "head", "token", ... */
-LOAM_API const char *loam_ridge_unit_name(loam_ridge_unit unit);    /* "normalised", "max", "trace" */
-LOAM_API const char *loam_feature_map_name(loam_feature_map map);   /* "identity", "elu", "unit", ... */
+LOAM_API const char *loam_mechanism_name(loam_mechanism mechanism);    /* "softmax", "parallax", "lla", ... */
+LOAM_API const char *loam_family_name(loam_family family);             /* "local", "recurrent" */
+LOAM_API const char *loam_pass_name(loam_pass pass);                   /* "forward", "backward", "decode" */
+LOAM_API const char *loam_dtype_name(loam_dtype dtype);                /* "f32", "bf16", "f16", "f64" */
+LOAM_API const char *loam_backend_name(loam_backend backend);          /* "auto", "cpu", "cuda", ... */
+LOAM_API const char *loam_score_name(loam_score score);                /* "dot", "rbf" */
+LOAM_API const char *loam_ridge_axes_name(loam_ridge_axes axes);       /* "number", "head", "token", ... */
+LOAM_API const char *loam_ridge_unit_name(loam_ridge_unit unit);       /* "normalised", "max", "trace" */
+LOAM_API const char *loam_feature_map_name(loam_feature_map map);      /* "identity", "elu", "unit", ... */
 LOAM_API const char *loam_projection_name(loam_projection projection); /* "normal", "orthogonal", "dct" */
-LOAM_API const char *loam_rope_layout_name(loam_rope_layout turns); /* "half", "interleaved" */
-LOAM_API const char *loam_row_code_name(loam_row_code code);        /* "solved", "empty", "singular" */
-LOAM_API const char *loam_solver_name(loam_solver solver);          /* "none", "cg", "dual", "gram" */
+LOAM_API const char *loam_rope_layout_name(loam_rope_layout turns);    /* "half", "interleaved" */
+LOAM_API const char *loam_row_code_name(loam_row_code code);           /* "solved", "empty", "singular" */
+LOAM_API const char *loam_solver_name(loam_solver solver);             /* "none", "cg", "dual", "gram" */
 
 /* "avx2 avx512 avx512bf16": the instruction sets of this CPU that Loam has kernels for. The
  * environment variable LOAM_ISA=portable|avx2|avx512|avx512bf16, read when a plan is made, allows

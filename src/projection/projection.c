@@ -59,9 +59,10 @@ static void make_orthogonal(double *z, int64_t rows, int64_t n)
  * continued fraction (Lentz) above. */
 static double gamma_below(int64_t n, double x)
 {
-    double log_gamma = n % 2 ? log(pi) / 2 : 0, a = n % 2 ? 0.5 : 1;
-    for (; a < (double)n / 2; a += 1)
-        log_gamma += log(a);
+    const double a = (double)n / 2;
+    double log_gamma = n % 2 ? log(pi) / 2 : 0;
+    for (int64_t twice = n % 2 ? 1 : 2; twice < n; twice += 2)
+        log_gamma += log((double)twice / 2);
     if (!(x > 0)) return 0;
     const double front = exp(a * log(x) - x - log_gamma), least = 1e-300;
     if (x < a + 1) {
@@ -151,7 +152,7 @@ loam_status loam_projection_draw(loam_projection projection, uint64_t seed, int6
                                  int64_t channels, loam_dtype dtype, const loam_view *z, loam_error *error)
 {
     TRY(check(projection, heads, features, channels, dtype, z, error));
-    double *one = malloc((size_t)(features * channels) * sizeof *one);
+    double *one = calloc((size_t)(features * channels), sizeof *one);
     REQUIRE(one, error, LOAM_EMEMORY, "projection: out of memory");
     for (int64_t h = 0; h < heads; h++) {
         draw_head(projection, seed, h, features, channels, one);
