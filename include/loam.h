@@ -155,11 +155,15 @@ typedef enum loam_ridge_unit {
     LOAM_RIDGE_TRACE       /* unit = trace(Cov_i) / dim_qk + 1e-3: dimensionless */
 } loam_ridge_unit;
 
-/* What the recurrent family does to q and k before anything else, row by row. */
+/* What the recurrent family does to q and k before anything else. */
 typedef enum loam_feature_map {
     LOAM_FEATURES_IDENTITY, /* nothing: q and k are themselves, or features that the caller made of them */
     LOAM_FEATURES_ELU,      /* elu(x) + 1 = x + 1 for x > 0, e^x else */
-    LOAM_FEATURES_UNIT      /* x / |x|, 0 for x = 0: keeps the delta rules from growing, beta |k|^2 <= 2 */
+    LOAM_FEATURES_UNIT,     /* x / |x|, 0 for x = 0: keeps the delta rules from growing, beta |k|^2 <= 2 */
+    LOAM_FEATURES_POSITIVE  /* positive random features, args.z: products of them estimate e^{scale q.k}, so
+                               that the normalised read estimates softmax (docs/features.md). LOAM_LINEAR with
+                               normalise = 1. No input that is finite overflows: logarithms of features
+                               are held between -2^24 and 2^24 */
 } loam_feature_map;
 
 typedef enum loam_backend {
@@ -200,7 +204,7 @@ typedef struct loam_problem {
 
     loam_score score; /* default LOAM_DOT */
     double scale;     /* default 0: 1/sqrt(dim_qk), for both scores. LOAM_RBF: > 0. LOAM_MESA: default 1;
-                         with normalise it cancels: 0 or 1 */
+                         with normalise it cancels: 0 or 1, but LOAM_FEATURES_POSITIVE: > 0 */
     double soft_cap;  /* default 0: none. c > 0: scaled scores become c tanh(s / c) */
     int causal;       /* default 1: query i sees keys j <= i + len_kv - len_q. 0: all keys */
     int64_t window;   /* default 0: none. w >= 1: only keys with |i + len_kv - len_q - j| < w */
@@ -232,6 +236,11 @@ typedef struct loam_problem {
     /* 1: o = S x / (s . x), s_t = s_{t-1} Diag(e^{g_t}) + beta_t k_t: a weighted mean of the values
      * where features are positive. LOAM_LINEAR, RETENTION, SSD and GLA. */
     int normalise;
+
+    /* LOAM_FEATURES_POSITIVE only, which takes heads_q a multiple of heads_kv: query head h reads key and
+     * value head h / (heads_q / heads_kv), and heads_v stays 0. */
+    int64_t features;    /* default 0: dim_qk. M, 1 .. LOAM_MAX_DIM: how many features a key has */
+    int features_shared; /* 0: z and a state for each query head. 1: for each key-value head, of heads_kv */
 } loam_problem;
 
 /* ---------------------------------------------------------------- the plan */
@@ -256,8 +265,9 @@ LOAM_API size_t loam_plan_work_bytes(const loam_plan *plan);
 /* Bytes of args.saved: lse, mean key, mean value and probe of each query, as real; in
  * host memory a stamp of LOAM_ALIGN bytes before them. Recurrent: 0, nothing is saved. */
 LOAM_API size_t loam_plan_saved_bytes(const loam_plan *plan);
-/* Rows of the state of one head of the recurrent family, dim_qk wide: dim_v of S, then
- * 1 of s with normalise, or dim_qk of H for LOAM_MESA. 0 for the local family. */
+/* Rows of the state of one head of the recurrent family, dim_qk wide (positive features: `features` wide):
+ * dim_v of S, then 1 of s with normalise, or dim_qk of H for LOAM_MESA; with positive features a last one
+ * of the logarithms that S and s are relative to, which count where s > 0. 0 for the local family. */
 LOAM_API int64_t loam_plan_state_rows(const loam_plan *plan);
 /* The row of the registry that may run in place of the chosen one, or NULL: then none may, as in
  * host memory always. Rows of CUDA for Hopper read 16 bytes at a time, and leave to this one what
@@ -387,6 +397,18 @@ typedef struct loam_args {
      * rounded), or 0: such a token reflects nothing. */
     loam_const_view w; /* [batch, heads_kv, len_kv, dim_qk] dtype */
     loam_view grad_w;  /* likewise; of w as it is, not of what was scaled to length 1 */
+
+    /* LOAM_FEATURES_POSITIVE; heads are heads_q, or heads_kv with features_shared. v and its gradient have
+     * heads_kv heads, states those of z; their last row has no gradient. No grad_scale. */
+    loam_const_view z;         /* [heads, features, dim_qk] real; .token is the stride of features */
+    loam_const_view log_alpha; /* [heads, features] real, or not given: 0; the weight of a feature, its log */
+    loam_const_view shift;     /* [heads, dim_qk] real, or not given: 0; subtracted from the keys */
+    loam_const_view balance;   /* [heads, dim_qk, dim_qk] real, or not given: queries become A q; .token is
+                                  the stride of rows */
+    loam_const_view balance_keys; /* likewise: keys become B k; given with balance. B^T A = I is the caller's
+                                     promise, without which products of other vectors are estimated */
+    loam_view grad_z;             /* as z */
+    loam_view grad_log_alpha;     /* as log_alpha */
 } loam_args;
 
 /* Views of a dense (batch, heads, tokens, channels) array;
@@ -538,6 +560,24 @@ static inline loam_rope loam_rope_default(loam_dtype dtype)
 LOAM_API loam_status loam_rope_apply(const loam_rope *rope, const loam_const_view *from, const loam_view *to,
                                      loam_error *error);
 
+/* ---------------------------------------------------------------- projections
+ *
+ * Start values of args.z for LOAM_FEATURES_POSITIVE: rows that are N(0, I), each by itself, or nearly so. The
+ * numbers of a head depend on the seed and its number alone. */
+
+typedef enum loam_projection {
+    LOAM_PROJECTION_NORMAL,     /* independent N(0, I) */
+    LOAM_PROJECTION_ORTHOGONAL, /* orthogonal directions in blocks of dim_qk, independent lengths */
+    LOAM_PROJECTION_DCT         /* rows of the DCT-II with random signs of the channels, lengths at stratified
+                                   quantiles ("DCT + stratified chi", after DiJiang) */
+} loam_projection;
+
+/* z [heads, features, channels] of dtype, LOAM_F32 or LOAM_F64, in host memory; .token is the stride of
+ * features, .batch is not used. */
+LOAM_API loam_status loam_projection_draw(loam_projection projection, uint64_t seed, int64_t heads,
+                                          int64_t features, int64_t channels, loam_dtype dtype,
+                                          const loam_view *z, loam_error *error);
+
 /* ---------------------------------------------------------------- interpolation
  *
  * Local attention on what a recurrence leaves over (Zuo et al. 2025, eq. 9),
@@ -628,18 +668,19 @@ LOAM_API loam_status loam_mechanism_at(int index, loam_mechanism_info *info);
 
 /* The names that the registry, plans and the program use; NULL outside the
  * enumeration, so that those of 0, 1, ... until NULL are all there are. */
-LOAM_API const char *loam_mechanism_name(loam_mechanism mechanism); /* "softmax", "parallax", "lla", ... */
-LOAM_API const char *loam_family_name(loam_family family);          /* "local", "recurrent" */
-LOAM_API const char *loam_pass_name(loam_pass pass);                /* "forward", "backward", "decode" */
-LOAM_API const char *loam_dtype_name(loam_dtype dtype);             /* "f32", "bf16", "f16", "f64" */
-LOAM_API const char *loam_backend_name(loam_backend backend);       /* "auto", "cpu", "cuda", ... */
-LOAM_API const char *loam_score_name(loam_score score);             /* "dot", "rbf" */
-LOAM_API const char *loam_ridge_axes_name(loam_ridge_axes axes);    /* "number", "head", "token", ... */
-LOAM_API const char *loam_ridge_unit_name(loam_ridge_unit unit);    /* "normalised", "max", "trace" */
-LOAM_API const char *loam_feature_map_name(loam_feature_map map);   /* "identity", "elu", "unit" */
-LOAM_API const char *loam_rope_layout_name(loam_rope_layout turns); /* "half", "interleaved" */
-LOAM_API const char *loam_row_code_name(loam_row_code code);        /* "solved", "empty", "singular" */
-LOAM_API const char *loam_solver_name(loam_solver solver);          /* "none", "cg", "dual", "gram" */
+LOAM_API const char *loam_mechanism_name(loam_mechanism mechanism);    /* "softmax", "parallax", "lla", ... */
+LOAM_API const char *loam_family_name(loam_family family);             /* "local", "recurrent" */
+LOAM_API const char *loam_pass_name(loam_pass pass);                   /* "forward", "backward", "decode" */
+LOAM_API const char *loam_dtype_name(loam_dtype dtype);                /* "f32", "bf16", "f16", "f64" */
+LOAM_API const char *loam_backend_name(loam_backend backend);          /* "auto", "cpu", "cuda", ... */
+LOAM_API const char *loam_score_name(loam_score score);                /* "dot", "rbf" */
+LOAM_API const char *loam_ridge_axes_name(loam_ridge_axes axes);       /* "number", "head", "token", ... */
+LOAM_API const char *loam_ridge_unit_name(loam_ridge_unit unit);       /* "normalised", "max", "trace" */
+LOAM_API const char *loam_feature_map_name(loam_feature_map map);      /* "identity", "elu", "unit", ... */
+LOAM_API const char *loam_projection_name(loam_projection projection); /* "normal", "orthogonal", "dct" */
+LOAM_API const char *loam_rope_layout_name(loam_rope_layout turns);    /* "half", "interleaved" */
+LOAM_API const char *loam_row_code_name(loam_row_code code);           /* "solved", "empty", "singular" */
+LOAM_API const char *loam_solver_name(loam_solver solver);             /* "none", "cg", "dual", "gram" */
 
 /* "avx2 avx512 avx512bf16": the instruction sets of this CPU that Loam has kernels for. The
  * environment variable LOAM_ISA=portable|avx2|avx512|avx512bf16, read when a plan is made, allows

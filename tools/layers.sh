@@ -29,6 +29,7 @@ src/recurrent/cuda        include src/base src/gpu src/recurrent
 src/recurrent/hopper      include src/base src/gpu src/recurrent
 src/recurrent/hopper/mesa include src/base src/gpu src/recurrent/cuda src/recurrent/hopper
 src/rope  include src/base src/simd src/gpu
+src/projection include src/base random
 src/core  include src/base src/gpu src/local src/recurrent
 io        include
 random

@@ -22,6 +22,11 @@ enum attend_input {
     IN_BETA,
     IN_STATE,
     IN_GRAD_STATE,
+    IN_Z,
+    IN_LOG_ALPHA,
+    IN_SHIFT,
+    IN_BALANCE,
+    IN_BALANCE_KEYS,
     IN_SLOPE,
     IN_KEY_BIAS,
     IN_SINK,
@@ -49,6 +54,8 @@ enum attend_output {
     OUT_DBETA,
     OUT_DW,
     OUT_DSTATE,
+    OUT_DZ,
+    OUT_DLOG_ALPHA,
     OUT_COUNT
 };
 
@@ -134,6 +141,13 @@ int attend_check_per_head(const attend_run *run, enum attend_input which, enum a
                           io_error *error);
 int attend_misfit(const attend_run *run, enum attend_input a, enum attend_input b, const char *expected,
                   io_error *error);
+
+/* Positive random features: whether they are asked for, and their shapes. */
+bool attend_positive(const attend_options *options);
+int attend_positive_shapes(attend_run *run, io_error *error);
+/* Heads of z and of states, and the width of these. */
+int64_t attend_state_heads(const attend_run *run);
+int64_t attend_state_width(const attend_run *run);
 
 /* Axes of q, and as many of those that are like it. */
 int attend_check_ranks(const attend_run *run, io_error *error);

@@ -51,7 +51,7 @@ static int make_state(attend_run *run, io_error *error)
 static int prepare_forward(attend_run *run, io_error *error)
 {
     const attend_options *o = run->options;
-    const array *like = &run->in[names_is_recurrent(&o->form) ? IN_V : IN_Q];
+    const array *like = &run->in[names_is_recurrent(&o->form) && !attend_positive(o) ? IN_V : IN_Q];
     int64_t o_shape[ARRAY_MAX_RANK];
     for (int axis = 0; axis < run->rank; axis++)
         o_shape[axis] = like->shape[axis];
@@ -70,13 +70,21 @@ static int prepare_forward(attend_run *run, io_error *error)
 /* Of the shape of what it is a gradient of, or a single number where that is one. */
 static int prepare_backward(attend_run *run, io_error *error)
 {
-    static const enum attend_input of[OUT_COUNT] = { [OUT_DQ] = IN_Q,         [OUT_DK] = IN_K,
-                                                     [OUT_DV] = IN_V,         [OUT_DPROBE] = IN_PROBE,
-                                                     [OUT_DRIDGE] = IN_RIDGE, [OUT_DSCALE] = IN_COUNT,
-                                                     [OUT_DSLOPE] = IN_SLOPE, [OUT_DKEY_BIAS] = IN_KEY_BIAS,
-                                                     [OUT_DSINK] = IN_SINK,   [OUT_DLOG_DECAY] = IN_LOG_DECAY,
-                                                     [OUT_DBETA] = IN_BETA,   [OUT_DW] = IN_W,
-                                                     [OUT_DSTATE] = IN_STATE };
+    static const enum attend_input of[OUT_COUNT] = { [OUT_DQ] = IN_Q,
+                                                     [OUT_DK] = IN_K,
+                                                     [OUT_DV] = IN_V,
+                                                     [OUT_DPROBE] = IN_PROBE,
+                                                     [OUT_DRIDGE] = IN_RIDGE,
+                                                     [OUT_DSCALE] = IN_COUNT,
+                                                     [OUT_DSLOPE] = IN_SLOPE,
+                                                     [OUT_DKEY_BIAS] = IN_KEY_BIAS,
+                                                     [OUT_DSINK] = IN_SINK,
+                                                     [OUT_DLOG_DECAY] = IN_LOG_DECAY,
+                                                     [OUT_DBETA] = IN_BETA,
+                                                     [OUT_DW] = IN_W,
+                                                     [OUT_DSTATE] = IN_STATE,
+                                                     [OUT_DZ] = IN_Z,
+                                                     [OUT_DLOG_ALPHA] = IN_LOG_ALPHA };
     int status = 0;
     for (int i = OUT_DQ; i < OUT_COUNT && !status; i++) {
         const array *a = of[i] < IN_COUNT && run->in[of[i]].data ? &run->in[of[i]] : NULL;
@@ -131,7 +139,13 @@ static loam_view beta_view(const attend_run *run, array *a)
 
 static loam_view state_view(const attend_run *run, array *a)
 {
-    return loam_dense_out(a->data, run->problem.heads_v, attend_state_rows(run), run->problem.dim_qk);
+    return loam_dense_out(a->data, attend_state_heads(run), attend_state_rows(run), attend_state_width(run));
+}
+
+/* Of an array with `rows` of `columns` for each head of z. */
+static loam_view beside_view(array *a, int64_t rows, int64_t columns)
+{
+    return (loam_view){ a->data, 0, rows * columns, columns };
 }
 
 static loam_const_view as_const(loam_view view)
@@ -182,6 +196,13 @@ loam_args attend_args(attend_run *run)
                         .grad_state_in = state_view(run, &out[OUT_DSTATE]),
                         .w = attend_const_view(run, &in[IN_W]),
                         .grad_w = attend_view(run, &out[OUT_DW]),
+                        .z = as_const(beside_view(&in[IN_Z], p->features, p->dim_qk)),
+                        .log_alpha = as_const(beside_view(&in[IN_LOG_ALPHA], 1, p->features)),
+                        .shift = as_const(beside_view(&in[IN_SHIFT], 1, p->dim_qk)),
+                        .balance = as_const(beside_view(&in[IN_BALANCE], p->dim_qk, p->dim_qk)),
+                        .balance_keys = as_const(beside_view(&in[IN_BALANCE_KEYS], p->dim_qk, p->dim_qk)),
+                        .grad_z = beside_view(&out[OUT_DZ], p->features, p->dim_qk),
+                        .grad_log_alpha = beside_view(&out[OUT_DLOG_ALPHA], 1, p->features),
                         .cu_q = run->cu_q.at,
                         .cu_kv = names_is_recurrent(&run->options->form) ? NULL : run->cu_kv.at };
 }
@@ -212,6 +233,11 @@ int attend_send(attend_run *run, attend_call *call, io_error *error)
                                   [IN_BETA] = &a->beta.data,
                                   [IN_STATE] = &a->state_in.data,
                                   [IN_GRAD_STATE] = &a->grad_state_out.data,
+                                  [IN_Z] = &a->z.data,
+                                  [IN_LOG_ALPHA] = &a->log_alpha.data,
+                                  [IN_SHIFT] = &a->shift.data,
+                                  [IN_BALANCE] = &a->balance.data,
+                                  [IN_BALANCE_KEYS] = &a->balance_keys.data,
                                   [IN_GRAD_OUT] = &a->grad_o.data };
     void **out[OUT_COUNT] = { [OUT_O] = &a->o.data,
                               [OUT_LSE] = &a->lse.data,
@@ -231,7 +257,9 @@ int attend_send(attend_run *run, attend_call *call, io_error *error)
                               [OUT_DLOG_DECAY] = &a->grad_log_decay.data,
                               [OUT_DBETA] = &a->grad_beta.data,
                               [OUT_DW] = &a->grad_w.data,
-                              [OUT_DSTATE] = &a->grad_state_in.data };
+                              [OUT_DSTATE] = &a->grad_state_in.data,
+                              [OUT_DZ] = &a->grad_z.data,
+                              [OUT_DLOG_ALPHA] = &a->grad_log_alpha.data };
     const void *cu_q = a->cu_q, *cu_kv = a->cu_kv;
     const char *failed = device_set_input(&call->set, &cu_q, (size_t)run->cu_q.count * sizeof(int64_t));
     if (!failed) failed = device_set_input(&call->set, &cu_kv, (size_t)run->cu_kv.count * sizeof(int64_t));

@@ -102,6 +102,23 @@ static int choose_all(attend_options *o, io_error *error)
     return status ? status : names_choose("backend", o->backend, names_backend, &c->backend, error);
 }
 
+bool attend_positive(const attend_options *o) { return o->choice.feature_map == LOAM_FEATURES_POSITIVE; }
+
+static int check_features(attend_options *o, io_error *error)
+{
+    for (int i = IN_Z; i <= IN_BALANCE_KEYS; i++)
+        if (o->in[i] && !attend_positive(o))
+            return io_fail(error, EXIT_USAGE, "%s goes with --feature-map positive",
+                           attend_input_option((enum attend_input)i));
+    if (!attend_positive(o)) return 0;
+    if (!o->in[IN_Z]) return io_fail(error, EXIT_USAGE, "--z F is needed for --feature-map positive");
+    if (!o->in[IN_BALANCE] != !o->in[IN_BALANCE_KEYS])
+        return io_fail(error, EXIT_USAGE,
+                       "--balance F and --balance-keys F are given together or not at all");
+    o->normalise = true;
+    return 0;
+}
+
 /* What a mechanism cannot do without, and what goes with something else. */
 static int check_needed(const attend_options *o, io_error *error)
 {
@@ -147,6 +164,9 @@ bool attend_has_gradient(const attend_options *o, enum attend_output which)
     case OUT_DBETA: return attend_writes(o);
     case OUT_DW: return o->in[IN_W];
     case OUT_DSTATE: return o->in[IN_STATE];
+    case OUT_DZ: return attend_positive(o);
+    case OUT_DLOG_ALPHA: return o->in[IN_LOG_ALPHA];
+    case OUT_DSCALE: return !attend_positive(o);
     default: return which >= OUT_DQ;
     }
 }
@@ -214,6 +234,7 @@ int attend_parse(attend_options *options, int argc, char **argv, io_error *error
     if (!status) status = choose_all(options, error);
     if (!status) status = attend_table_check(&table, options, error);
     if (!status) status = check_needed(options, error);
+    if (!status) status = check_features(options, error);
     if (!status) status = check_endings(options, error);
     if (!status) status = check_ridge(options, error);
     return status ? status : check_files(options, error);

@@ -35,7 +35,9 @@ static void fill_switches(attend_run *run)
     const attend_options *o = run->options;
     loam_problem *p = &run->problem;
     if (names_is_recurrent(&o->form)) {
-        p->heads_v = attend_sizes_of(run, &run->in[IN_V]).heads;
+        p->heads_v = attend_positive(o) ? p->heads_q : attend_sizes_of(run, &run->in[IN_V]).heads;
+        p->features = attend_positive(o) ? attend_state_width(run) : 0;
+        p->features_shared = attend_positive(o) && attend_state_heads(run) != p->heads_q;
         p->feature_map = (loam_feature_map)o->choice.feature_map;
         p->normalise = o->normalise;
     } else {

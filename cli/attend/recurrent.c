@@ -8,7 +8,7 @@ static attend_sizes values_of(const attend_run *run) { return attend_sizes_of(ru
 int64_t attend_state_rows(const attend_run *run)
 {
     const attend_options *o = run->options;
-    return values_of(run).channels + (o->normalise ? 1 : 0) +
+    return values_of(run).channels + (o->normalise ? 1 : 0) + (attend_positive(o) ? 1 : 0) +
            (o->form.ridge_axes ? attend_sizes_of(run, &run->in[IN_Q]).channels : 0);
 }
 
@@ -16,8 +16,25 @@ int attend_state_shape(const attend_run *run, int64_t *shape)
 {
     const int packed = run->cu_q.at ? 1 : 0;
     if (packed) shape[0] = run->cu_q.count - 1;
-    return packed + attend_side_shape(run, IN_V, 4, attend_state_rows(run),
-                                      attend_sizes_of(run, &run->in[IN_Q]).channels, shape + packed);
+    const int rank = attend_side_shape(run, IN_V, 4, attend_state_rows(run), attend_state_width(run),
+                                       shape + packed);
+    if (rank > 2) shape[packed + rank - 3] = attend_state_heads(run);
+    return packed + rank;
+}
+
+/* Features and channels of z, whose heads arrays without heads have not. */
+static int64_t z_heads(const array *z) { return z->rank == 3 ? z->shape[0] : 1; }
+
+int64_t attend_state_heads(const attend_run *run)
+{
+    return attend_positive(run->options) ? z_heads(&run->in[IN_Z]) : values_of(run).heads;
+}
+
+int64_t attend_state_width(const attend_run *run)
+{
+    const array *z = &run->in[IN_Z];
+    return attend_positive(run->options) ? z->shape[z->rank - 2]
+                                         : attend_sizes_of(run, &run->in[IN_Q]).channels;
 }
 
 /* ---------------------------------------------------------------- shapes */
@@ -57,8 +74,59 @@ static int check_ridge(attend_run *run, io_error *error)
     return 0;
 }
 
+/* One of the arrays beside z: for each of its heads `columns` numbers, or rows of so many. */
+static int check_beside(const attend_run *run, enum attend_input which, int64_t rows, int64_t columns,
+                        io_error *error)
+{
+    const array *z = &run->in[IN_Z], *a = &run->in[which];
+    const int64_t all[] = { z->shape[0], rows, columns }, row[] = { z->shape[0], columns };
+    const int64_t *shape = rows ? all : row;
+    const int skipped = z->rank == 3 ? 0 : 1, rank = (rows ? 3 : 2) - skipped;
+    char text[ARRAY_TEXT];
+    if (!a->data || attend_has_shape(a, rank, shape + skipped)) return 0;
+    return attend_wrong_shape(run, which, IN_Z, array_shape_text(text, rank, shape + skipped), error);
+}
+
+int attend_positive_shapes(attend_run *run, io_error *error)
+{
+    const attend_sizes q = attend_sizes_of(run, &run->in[IN_Q]), k = attend_sizes_of(run, &run->in[IN_K]);
+    const array *z = &run->in[IN_Z];
+    const int rank = run->rank == 2 ? 2 : 3;
+    if (z->rank != rank || z->shape[rank - 1] != q.channels ||
+        (z_heads(z) != q.heads && z_heads(z) != k.heads))
+        return attend_wrong_shape(run, IN_Z, IN_Q,
+                                  rank == 2 ? "(M,D)" : "(Hq,M,D), or (Hk,M,D) for features that heads share",
+                                  error);
+    int status = check_beside(run, IN_LOG_ALPHA, 0, z->shape[rank - 2], error);
+    if (!status) status = check_beside(run, IN_SHIFT, 0, q.channels, error);
+    if (!status) status = check_beside(run, IN_BALANCE, q.channels, q.channels, error);
+    return status ? status : check_beside(run, IN_BALANCE_KEYS, q.channels, q.channels, error);
+}
+
+/* Keys and values have the heads of each other, queries a multiple of them. */
+static int check_grouped(attend_run *run, io_error *error)
+{
+    const attend_sizes q = attend_sizes_of(run, &run->in[IN_Q]), k = attend_sizes_of(run, &run->in[IN_K]);
+    const attend_sizes v = values_of(run);
+    if (q.batch != k.batch || q.tokens != k.tokens || q.channels != k.channels || k.heads < 1 ||
+        q.heads % k.heads)
+        return attend_misfit(run, IN_Q, IN_K, "the same shape, or heads of q in a multiple of those of k",
+                             error);
+    if (k.batch != v.batch || k.tokens != v.tokens || k.heads != v.heads)
+        return attend_misfit(run, IN_K, IN_V, "the same batch, heads and tokens", error);
+    if (run->in[IN_GRAD_OUT].data) {
+        const attend_sizes g = attend_sizes_of(run, &run->in[IN_GRAD_OUT]);
+        if (g.batch != q.batch || g.heads != q.heads || g.tokens != q.tokens || g.channels != v.channels)
+            return attend_misfit(run, IN_Q, IN_GRAD_OUT, "the same batch, heads and tokens", error);
+    }
+    int status = attend_positive_shapes(run, error);
+    if (!status) status = check_state(run, IN_STATE, error);
+    return status ? status : check_state(run, IN_GRAD_STATE, error);
+}
+
 int attend_recurrent_shapes(attend_run *run, io_error *error)
 {
+    if (attend_positive(run->options)) return check_grouped(run, error);
     const attend_sizes q = attend_sizes_of(run, &run->in[IN_Q]), k = attend_sizes_of(run, &run->in[IN_K]);
     const attend_sizes v = values_of(run);
     if (q.batch != k.batch || q.heads != k.heads || q.tokens != k.tokens || q.channels != k.channels)

@@ -32,9 +32,12 @@ static const char LOCAL[] =
     "weights (B,Hq,Tq,Tk).";
 
 static const char RECURRENT[] =
-    "q and k have one shape, and Hv is a multiple of their heads. Shapes: log-decay (Hv,) for %s, (B,Hv,T) "
+    "q and k have one shape, and Hv is a multiple of their heads; with positive features Hq is a multiple of "
+    "Hk, and Hv is Hk. Shapes: log-decay (Hv,) for %s, (B,Hv,T) "
     "for %s, (B,Hv,T,D) for %s; beta (B,Hv,T); ridge () or (1,), (Hv,) or (Hv,D); a state (B,Hv,R,D), R the "
-    "channels of v, one more with --normalise, D more for mesa.";
+    "channels of v, one more with --normalise, D more for mesa; with positive features (B,Hz,R,M), R two "
+    "more than these channels. Beside z (Hz,M,D): log-alpha (Hz,M), shift (Hz,D), balance and balance-keys "
+    "(Hz,D,D).";
 
 static const double NO_BOUND = 1e300;
 
@@ -128,7 +131,8 @@ static void add_inputs(attend_table *t, attend_options *o)
         t, ALL, "grad-dir", &o->grad_dir, "D",
         "write all gradients here: dq.npy, dk.npy, dv.npy, dscale.npy and, where they apply, dprobe.npy, "
         "dridge.npy, dslope.npy, dkey_bias.npy, dsink.npy, dlog_decay.npy, dbeta.npy, dw.npy, dstate.npy (of "
-        "--state-in). A decay, strength or ridge that is left out has its gradient too, a state has not");
+        "--state-in), dz.npy, dlog_alpha.npy. A decay, strength or ridge that is left out has its gradient "
+        "too, a state has not");
 }
 
 static void add_machine(attend_table *t, attend_options *o)
@@ -188,8 +192,20 @@ static void add_recurrent(attend_table *t, attend_options *o)
         t, "recurrences", text,
         "loam attend gated-delta --feature-map unit --q q.npy --k k.npy --v v.npy --state-out s.npy --out "
         "o.npy");
-    add_text(t, RECURRENCES, "feature-map", &o->feature_map, "NAME",
-             "q and k become identity (default), elu(x) + 1 (elu) or x / |x| (unit)");
+    add_text(
+        t, RECURRENCES, "feature-map", &o->feature_map, "NAME",
+        "q and k become identity (default), elu(x) + 1 (elu), x / |x| (unit) or positive random features "
+        "(positive; linear only, implies --normalise), whose read estimates softmax");
+    add_text(t, RECURRENCES, "z", &o->in[IN_Z], "F",
+             "projections of positive features, (Hq,M,D), or (Hk,M,D) where heads of keys share them");
+    add_text(t, RECURRENCES, "log-alpha", &o->in[IN_LOG_ALPHA], "F",
+             "logarithms of the weights of positive features; default 0");
+    add_text(t, RECURRENCES, "shift", &o->in[IN_SHIFT], "F",
+             "a row per head of z that keys are made less by");
+    add_text(t, RECURRENCES, "balance", &o->in[IN_BALANCE], "F",
+             "a matrix A per head of z: queries become A q, with --balance-keys");
+    add_text(t, RECURRENCES, "balance-keys", &o->in[IN_BALANCE_KEYS], "F",
+             "and keys B k, B the inverse of A transposed");
     add_flag(t, (attend_only){ is_normalised, NULL }, "normalise", &o->normalise,
              "%s: divide by what values of 1 would give");
     add_text(t, RECURRENCES, "state-in", &o->in[IN_STATE], "F", "the state to begin with; default 0");

@@ -8,7 +8,7 @@
 #include "cli/names.h"
 #include "cli/options.h"
 
-enum { ATTEND_ROWS = 64, ATTEND_TEXT = 2560 };
+enum { ATTEND_ROWS = 64, ATTEND_TEXT = 4096 };
 
 /* The mechanisms that have an option, and the names of the program's own beside them. */
 typedef struct attend_only {

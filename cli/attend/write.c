@@ -12,15 +12,21 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const char *const GRADIENT_FILES[OUT_COUNT] = {
-    [OUT_DQ] = "dq.npy",         [OUT_DK] = "dk.npy",
-    [OUT_DV] = "dv.npy",         [OUT_DPROBE] = "dprobe.npy",
-    [OUT_DRIDGE] = "dridge.npy", [OUT_DSCALE] = "dscale.npy",
-    [OUT_DSLOPE] = "dslope.npy", [OUT_DKEY_BIAS] = "dkey_bias.npy",
-    [OUT_DSINK] = "dsink.npy",   [OUT_DLOG_DECAY] = "dlog_decay.npy",
-    [OUT_DBETA] = "dbeta.npy",   [OUT_DW] = "dw.npy",
-    [OUT_DSTATE] = "dstate.npy"
-};
+static const char *const GRADIENT_FILES[OUT_COUNT] = { [OUT_DQ] = "dq.npy",
+                                                       [OUT_DK] = "dk.npy",
+                                                       [OUT_DV] = "dv.npy",
+                                                       [OUT_DPROBE] = "dprobe.npy",
+                                                       [OUT_DRIDGE] = "dridge.npy",
+                                                       [OUT_DSCALE] = "dscale.npy",
+                                                       [OUT_DSLOPE] = "dslope.npy",
+                                                       [OUT_DKEY_BIAS] = "dkey_bias.npy",
+                                                       [OUT_DSINK] = "dsink.npy",
+                                                       [OUT_DLOG_DECAY] = "dlog_decay.npy",
+                                                       [OUT_DBETA] = "dbeta.npy",
+                                                       [OUT_DW] = "dw.npy",
+                                                       [OUT_DSTATE] = "dstate.npy",
+                                                       [OUT_DZ] = "dz.npy",
+                                                       [OUT_DLOG_ALPHA] = "dlog_alpha.npy" };
 
 /* Head `head` of sequence b begins at this row of all, and has `count` of them. */
 static int64_t rows_of(const attend_run *run, int64_t b, int64_t head, int64_t heads, int64_t *count)

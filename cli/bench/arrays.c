@@ -45,6 +45,8 @@ static bool wanted(const loam_problem *p, enum bench_array which)
     case BENCH_GRAD_LOG_DECAY: return backward && decay_axes(p) != LOAM_DECAY_NONE;
     case BENCH_BETA: return has_beta(p);
     case BENCH_GRAD_BETA: return backward && has_beta(p);
+    case BENCH_Z: return bench_features(p) > 0;
+    case BENCH_GRAD_Z: return backward && bench_features(p) > 0;
     case BENCH_STATE_IN:
     case BENCH_STATE_OUT: return bench_recurrent(p) && p->pass == LOAM_DECODE;
     case BENCH_GRAD_O:
@@ -68,7 +70,7 @@ static bench_layout decay_layout(const loam_problem *p)
 
 bench_layout bench_layout_of(const loam_problem *p, enum bench_array which)
 {
-    const int64_t values = bench_recurrent(p) ? p->heads_v : p->heads_kv;
+    const int64_t values = bench_recurrent(p) ? p->heads_v : p->heads_kv, features = bench_features(p);
     if (!wanted(p, which)) return (bench_layout){ 0, 0, 0 };
     switch (which) {
     case BENCH_K:
@@ -83,10 +85,13 @@ bench_layout bench_layout_of(const loam_problem *p, enum bench_array which)
     case BENCH_GRAD_LOG_DECAY: return decay_layout(p);
     case BENCH_BETA:
     case BENCH_GRAD_BETA: return (bench_layout){ values, p->len_kv, 1 };
+    case BENCH_Z:
+    case BENCH_GRAD_Z: return (bench_layout){ p->heads_q, features, p->dim_qk };
     case BENCH_STATE_IN:
     case BENCH_STATE_OUT:
-        return (bench_layout){ values, p->dim_v + p->normalise + (bench_solves(p) ? p->dim_qk : 0),
-                               p->dim_qk };
+        return (bench_layout){ values,
+                               p->dim_v + p->normalise + (bench_solves(p) ? p->dim_qk : 0) + (features > 0),
+                               features > 0 ? features : p->dim_qk };
     default: return (bench_layout){ p->heads_q, p->len_q, p->dim_qk };
     }
 }
@@ -94,14 +99,15 @@ bench_layout bench_layout_of(const loam_problem *p, enum bench_array which)
 loam_dtype bench_array_dtype(const loam_problem *p, enum bench_array which)
 {
     const bool real = (which >= BENCH_LOG_DECAY && which <= BENCH_STATE_OUT) ||
-                      which == BENCH_GRAD_LOG_DECAY || which == BENCH_GRAD_BETA || which >= BENCH_ROWS;
+                      which == BENCH_GRAD_LOG_DECAY || which == BENCH_GRAD_BETA || which >= BENCH_GRAD_Z;
     return real ? p->dtype == LOAM_F64 ? LOAM_F64 : LOAM_F32 : p->dtype;
 }
 
 /* One of a head, whatever the batch. */
 static bool per_head(const loam_problem *p, enum bench_array which)
 {
-    return (which == BENCH_LOG_DECAY || which == BENCH_GRAD_LOG_DECAY) && decay_axes(p) == LOAM_DECAY_HEAD;
+    const bool decay = which == BENCH_LOG_DECAY || which == BENCH_GRAD_LOG_DECAY;
+    return decay && decay_axes(p) == LOAM_DECAY_HEAD;
 }
 
 static double array_bytes(const loam_problem *p, enum bench_array which)
@@ -114,8 +120,8 @@ static double array_bytes(const loam_problem *p, enum bench_array which)
         return (double)p->batch * (double)bench_heads_out(p) * (double)p->len_q *
                (double)sizeof(loam_row_info);
     const bench_layout l = bench_layout_of(p, which);
-    return (per_head(p, which) ? 1 : (double)p->batch) * (double)l.heads * (double)l.tokens *
-           (double)l.channels * element;
+    const bool once = per_head(p, which) || which == BENCH_Z || which == BENCH_GRAD_Z;
+    return (once ? 1 : (double)p->batch) * (double)l.heads * (double)l.tokens * (double)l.channels * element;
 }
 
 double bench_arrays_bytes(const bench_shape *shape)
@@ -273,7 +279,7 @@ static void form_h(const bench_arrays *a, int64_t head, int64_t at, uint64_t see
     }
 }
 
-/* H of MesaNet, the same in all sequences; s positive. */
+/* H of MesaNet, the same in all sequences; s positive, and what positive features are relative to 0. */
 static void form_state(const bench_arrays *a, uint64_t seed)
 {
     const loam_problem *p = &a->shape->problem;
@@ -292,6 +298,9 @@ static void form_state(const bench_arrays *a, uint64_t seed)
     for (int64_t head = 0; head < heads && p->normalise; head++)
         for (int64_t c = 0; c < d; c++)
             store(a->at[BENCH_STATE_IN], real, (head * l.tokens + p->dim_v) * d + c, 64);
+    for (int64_t head = 0; head < heads && bench_features(p); head++)
+        for (int64_t c = 0; c < d; c++)
+            store(a->at[BENCH_STATE_IN], real, ((head + 1) * l.tokens - 1) * d + c, 0);
 }
 
 /* ---------------------------------------------------------------- views */
@@ -304,6 +313,8 @@ static bool follows_layout(enum bench_array which)
 static loam_view view_of(const bench_arrays *a, enum bench_array which)
 {
     const bench_layout l = bench_layout_of(&a->shape->problem, which);
+    if (which == BENCH_Z || which == BENCH_GRAD_Z)
+        return (loam_view){ a->at[which], 0, l.tokens * l.channels, l.channels };
     if (per_head(&a->shape->problem, which)) return (loam_view){ a->at[which], 0, 1, 0 };
     if (!a->shape->tokens_first || !follows_layout(which))
         return loam_dense_out(a->at[which], l.heads, l.tokens, l.channels);
@@ -344,6 +355,8 @@ loam_args bench_args(const bench_arrays *a)
                         .state_out = view_of(a, BENCH_STATE_OUT),
                         .grad_log_decay = view_of(a, BENCH_GRAD_LOG_DECAY),
                         .grad_beta = view_of(a, BENCH_GRAD_BETA),
+                        .z = input_of(a, BENCH_Z),
+                        .grad_z = view_of(a, BENCH_GRAD_Z),
                         .w = input_of(a, BENCH_W),
                         .grad_w = view_of(a, BENCH_GRAD_W) };
 }

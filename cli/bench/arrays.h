@@ -15,6 +15,7 @@ enum bench_array {
     BENCH_GRAD_O, /* so far of the problem's type and random */
     BENCH_LOG_DECAY,
     BENCH_BETA,
+    BENCH_Z,        /* of positive features, as is its gradient */
     BENCH_STATE_IN, /* decode of the recurrences, as is the next one */
     BENCH_STATE_OUT,
     BENCH_O,
@@ -25,6 +26,7 @@ enum bench_array {
     BENCH_GRAD_W,
     BENCH_GRAD_LOG_DECAY,
     BENCH_GRAD_BETA,
+    BENCH_GRAD_Z,
     BENCH_ROWS, /* those before have rows: heads, tokens and channels */
     BENCH_SLOPE = BENCH_ROWS,
     BENCH_SINK,

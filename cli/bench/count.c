@@ -33,6 +33,12 @@ static bool recurrent(const loam_problem *p)
     return names_is_recurrent(&form);
 }
 
+int64_t bench_features(const loam_problem *p)
+{
+    if (p->feature_map != LOAM_FEATURES_POSITIVE) return 0;
+    return p->features ? p->features : p->dim_qk;
+}
+
 bool bench_solves(const loam_problem *p) { return names_form(p->mechanism).ridge_axes != 0; }
 
 double bench_pairs(const loam_problem *p)
@@ -76,9 +82,16 @@ static const double CHUNK = 64;
 
 static double additive(double d, double dv) { return 2 * CHUNK * (d + dv) + 4 * d * dv; }
 
+/* The map of positive features and its gradient: products of queries and of keys with z. */
+static double map_flop(const loam_problem *p)
+{
+    return (p->pass == LOAM_BACKWARD ? 12 : 4) * (double)bench_features(p) * (double)p->dim_qk;
+}
+
 static double direct_flop(const loam_problem *p, const loam_mechanism_info *form)
 {
-    const double d = (double)p->dim_qk, dv = (double)(p->dim_v + p->normalise), c = CHUNK;
+    const double d = (double)(bench_features(p) ? bench_features(p) : p->dim_qk),
+                 dv = (double)(p->dim_v + p->normalise), c = CHUNK;
     if (p->pass == LOAM_DECODE)
         return (form->delta ? 6 : 4) * d * dv + (form->log_decay != LOAM_DECAY_NONE ? d * dv : 0);
     if (p->pass == LOAM_FORWARD)
@@ -109,7 +122,7 @@ static double recurrent_flop(const loam_problem *p, const loam_row_info *info)
     const int64_t rows = p->batch * p->heads_v * p->len_q;
     const loam_mechanism_info form = names_form(p->mechanism);
     double flop = 0;
-    if (!bench_solves(p)) return (double)rows * direct_flop(p, &form);
+    if (!bench_solves(p)) return (double)rows * (direct_flop(p, &form) + map_flop(p));
     for (int64_t row = 0; row < rows; row++)
         flop += mesa_flop(p, &info[row]);
     return flop;
@@ -189,8 +202,9 @@ static double recurrent_bytes(const loam_problem *p)
     const double element = (double)bench_dtype_bytes(p->dtype), real = (double)bench_real_bytes(p->dtype);
     const double keys = 2 * (double)p->heads_q * n * d * element,
                  values = (double)p->heads_v * n * dv * element;
-    const double rows = dv + p->normalise + (bench_solves(p) ? d : 0);
-    const double state = p->pass == LOAM_DECODE ? 2 * (double)p->heads_v * rows * d * real : 0;
+    const double features = (double)bench_features(p), width = features > 0 ? features : d;
+    const double rows = dv + p->normalise + (bench_solves(p) ? d : 0) + (features > 0);
+    const double state = p->pass == LOAM_DECODE ? 2 * (double)p->heads_v * rows * width * real : 0;
     const double once = keys + 2 * values + gates(p) * real + state; /* q, k, v, gates, and o or grad_o */
     return (double)p->batch * (p->pass == LOAM_BACKWARD ? once + keys + values + gates(p) * real : once);
 }

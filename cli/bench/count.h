@@ -24,6 +24,8 @@
  * conjugate gradients (decode: 2 n d^2), 20 d^2 where the row was solved exactly (decode: d^3 / 3 + 2 d^2).
  * The backward makes states and solutions again, and that is counted.
  *
+ * M positive features are M channels d of an additive one, and 4 M dim_qk more for their map, 12 backward.
+ *
  * The scores and every other product are counted once, whatever a kernel computes again. S is the solver of
  * the row, from its loam_row_info: 4 d for each iteration of conjugate gradients; d (d + 1) for the Gram
  * matrix of its float64 solver; n d for that of the dual form, n the keys the row sees. Factorisations add
@@ -53,6 +55,8 @@ double bench_exact(const loam_problem *problem, const loam_row_info *info);
 
 /* Does a row solve a system, for its probe or for what it reads the state with? */
 bool bench_solves(const loam_problem *problem);
+/* The number of positive features; 0 where there are none. */
+int64_t bench_features(const loam_problem *problem);
 
 int64_t bench_dtype_bytes(loam_dtype dtype);
 /* Of lse, info and what is saved: 4, or 8 where dtype is LOAM_F64. */

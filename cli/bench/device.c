@@ -80,6 +80,7 @@ static const char *send(device_run *run)
                { BENCH_W, &args->w.data },
                { BENCH_LOG_DECAY, &args->log_decay.data },
                { BENCH_BETA, &args->beta.data },
+               { BENCH_Z, &args->z.data },
                { BENCH_STATE_IN, &args->state_in.data } };
     const struct {
         enum bench_array which;
@@ -94,6 +95,7 @@ static const char *send(device_run *run)
                 { BENCH_GRAD_W, &args->grad_w.data },
                 { BENCH_GRAD_LOG_DECAY, &args->grad_log_decay.data },
                 { BENCH_GRAD_BETA, &args->grad_beta.data },
+                { BENCH_GRAD_Z, &args->grad_z.data },
                 { BENCH_STATE_OUT, &args->state_out.data } };
     const char *failed = NULL;
     for (size_t i = 0; i < sizeof in / sizeof in[0] && !failed; i++)

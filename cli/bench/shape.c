@@ -108,13 +108,14 @@ enum flag {
     FLAG_PATH,
     FLAG_NORMALISE,
     FLAG_FEATURES,
+    FLAG_COUNT,
     FLAG_LAYOUT,
     FLAG_DATA,
     FLAG_KERNEL
 };
-static const char *const FLAGS[] = { "causal",   "full",   "window", "ridge",  "unit",  "score", "scale",
-                                     "soft_cap", "slope",  "sink",   "saved",  "decay", "path",  "normalise",
-                                     "features", "layout", "data",   "kernel", NULL };
+static const char *const FLAGS[] = { "causal",   "full",  "window", "ridge", "unit",   "score", "scale",
+                                     "soft_cap", "slope", "sink",   "saved", "decay",  "path",  "normalise",
+                                     "features", "count", "layout", "data",  "kernel", NULL };
 
 static int set_switch(const reader *r, enum flag flag, const char *value)
 {
@@ -191,6 +192,7 @@ static int set_value(const reader *r, enum flag flag, const char *value)
     case FLAG_UNIT: return set_word(r, flag, value, names_ridge_unit);
     case FLAG_SCORE: return set_word(r, flag, value, names_score);
     case FLAG_FEATURES: return set_word(r, flag, value, names_feature_map);
+    case FLAG_COUNT: return set_size(r, FLAGS[flag], value, LOAM_MAX_DIM, &p->features);
     case FLAG_LAYOUT: return set_word(r, flag, value, layout_name);
     case FLAG_DATA: return set_data(r, value);
     default: return set_name(r, FLAGS[flag], value, r->shape->kernel, BENCH_NAME_BYTES);

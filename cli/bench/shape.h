@@ -16,6 +16,7 @@
  *     saved                    a forward that also leaves what the backward reads
  *     decay path               FoX and PaTH scores of softmax, parallax and lla
  *     features=identity|elu|unit normalise       of recurrences
+ *     features=positive count=N normalise        of linear: N positive random features
  *     kernel=GLOB              every row of the registry with such a name, not just the one a plan chooses */
 #ifndef LOAM_CLI_BENCH_SHAPE_H
 #define LOAM_CLI_BENCH_SHAPE_H

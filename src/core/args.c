@@ -18,6 +18,11 @@ static bool sloped(const loam_problem *p, const loam_mechanism_info *m) { return
 static bool biased(const loam_problem *p, const loam_mechanism_info *m) { return (void)m, p->key_bias; }
 static bool sunk(const loam_problem *p, const loam_mechanism_info *m) { return (void)m, p->sink; }
 static bool turned(const loam_problem *p, const loam_mechanism_info *m) { return (void)m, p->path; }
+static bool featured(const loam_problem *p, const loam_mechanism_info *m)
+{
+    return (void)m, p->feature_map == LOAM_FEATURES_POSITIVE;
+}
+static bool scaled(const loam_problem *p, const loam_mechanism_info *m) { return !featured(p, m); }
 static bool packed(const loam_problem *p, const loam_mechanism_info *m)
 {
     return (void)m, sequence_packed(p);
@@ -52,6 +57,8 @@ typedef struct argument {
 
 static const char NO_SLOPE[] = "the problem has no slope", NO_BIAS[] = "the problem has no key bias",
                   NO_SINK[] = "the problem has no sink", NO_DECAY[] = "the problem has no decay",
+                  NO_FEATURES[] = "the feature map is not positive",
+                  FEATURES[] = "positive features have no gradient of the scale",
                   NO_PATH[] = "the problem has no path", NO_STATE[] = "only the recurrent family has one",
                   NOT_PACKED[] = "the problem is not packed (total_q is -1)",
                   PACKED[] = "the problem is packed; use cu_kv", HOST[] = "the arrays are in host memory",
@@ -81,7 +88,7 @@ static const argument arguments[] = {
     VIEW(grad_v, BACKWARD, BACKWARD, NULL, NULL, NULL),
     VIEW(grad_probe, BACKWARD, NONE, probed, NULL, NULL),
     VIEW(grad_ridge, BACKWARD, BACKWARD, ridged, NULL, NULL),
-    POINTER(grad_scale, BACKWARD, BACKWARD, NULL, NULL, NULL),
+    POINTER(grad_scale, BACKWARD, BACKWARD, scaled, NULL, FEATURES),
     POINTER(grad_slope, BACKWARD, NONE, sloped, NO_SLOPE, NULL),
     VIEW(grad_key_bias, BACKWARD, NONE, biased, NO_BIAS, NULL),
     POINTER(grad_sink, BACKWARD, NONE, sunk, NO_SINK, NULL),
@@ -96,6 +103,13 @@ static const argument arguments[] = {
     VIEW(grad_state_in, NONE, BACKWARD, NULL, NO_STATE, NULL),
     VIEW(w, EVERY, NONE, turned, NO_PATH, NULL),
     VIEW(grad_w, BACKWARD, NONE, turned, NO_PATH, NULL),
+    VIEW(z, NONE, EVERY, featured, NO_FEATURES, NO_FEATURES),
+    VIEW(log_alpha, NONE, EVERY, featured, NO_FEATURES, NO_FEATURES),
+    VIEW(shift, NONE, EVERY, featured, NO_FEATURES, NO_FEATURES),
+    VIEW(balance, NONE, EVERY, featured, NO_FEATURES, NO_FEATURES),
+    VIEW(balance_keys, NONE, EVERY, featured, NO_FEATURES, NO_FEATURES),
+    VIEW(grad_z, NONE, BACKWARD, featured, NO_FEATURES, NO_FEATURES),
+    VIEW(grad_log_alpha, NONE, BACKWARD, featured, NO_FEATURES, NO_FEATURES),
 };
 
 static loam_status refuse(const loam_plan *plan, const argument *x, bool used, loam_error *error)

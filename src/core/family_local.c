@@ -33,6 +33,9 @@ static loam_status check_problem(const loam_problem *p, loam_error *error)
     const char *name = loam_mechanism_name(p->mechanism);
     REQUIRE(p->heads_v == 0, error, LOAM_EUNSUPPORTED, "heads_v: %lld, expected 0: %s has heads_kv",
             (long long)p->heads_v, name);
+    REQUIRE(p->features == 0 && !p->features_shared, error, LOAM_EUNSUPPORTED,
+            "features, features_shared: %lld, %d, expected 0: %s has none", (long long)p->features,
+            p->features_shared, name);
     REQUIRE(p->feature_map == LOAM_FEATURES_IDENTITY, error, LOAM_EUNSUPPORTED,
             "feature_map: %d, expected 0: %s has none", (int)p->feature_map, name);
     REQUIRE(!p->normalise, error, LOAM_EUNSUPPORTED, "normalise: 1, expected 0: %s always is", name);

@@ -10,10 +10,29 @@
 
 /* ------------------------------------------------------------------ problems */
 
+static loam_status check_features(const loam_problem *p, loam_error *error)
+{
+    if (!recurrent_positive(p)) {
+        REQUIRE(p->features == 0 && !p->features_shared, error, LOAM_EUNSUPPORTED,
+                "features, features_shared: %lld, %d, expected 0: the feature map is %s",
+                (long long)p->features, p->features_shared, loam_feature_map_name(p->feature_map));
+        return LOAM_OK;
+    }
+    REQUIRE(p->mechanism == LOAM_LINEAR && p->normalise, error, LOAM_EUNSUPPORTED,
+            "feature_map: positive of %s with normalise %d, expected linear with 1",
+            loam_mechanism_name(p->mechanism), p->normalise);
+    REQUIRE(p->scale >= 0, error, LOAM_EVALUE, "scale: %g, expected > 0, or 0 for the default", p->scale);
+    REQUIRE(p->heads_v == 0 || p->heads_v == p->heads_q, error, LOAM_ESHAPE,
+            "heads_v: %lld, expected 0: with positive features values have heads_kv heads",
+            (long long)p->heads_v);
+    return check_size("features", p->features, 0, LOAM_MAX_DIM, error);
+}
+
 static loam_status check_shape(const loam_problem *p, loam_error *error)
 {
-    REQUIRE(p->heads_kv == p->heads_q, error, LOAM_ESHAPE, "heads_kv: %lld, expected heads_q, %lld, for %s",
-            (long long)p->heads_kv, (long long)p->heads_q, loam_mechanism_name(p->mechanism));
+    REQUIRE(p->heads_kv == p->heads_q || recurrent_positive(p), error, LOAM_ESHAPE,
+            "heads_kv: %lld, expected heads_q, %lld, for %s", (long long)p->heads_kv, (long long)p->heads_q,
+            loam_mechanism_name(p->mechanism));
     REQUIRE(p->len_kv == p->len_q && p->total_kv == p->total_q, error, LOAM_ESHAPE,
             "len_kv, total_kv: %lld, %lld, expected those of q, %lld, %lld, for %s", (long long)p->len_kv,
             (long long)p->total_kv, (long long)p->len_q, (long long)p->total_q,
@@ -22,6 +41,7 @@ static loam_status check_shape(const loam_problem *p, loam_error *error)
     REQUIRE(p->heads_v % p->heads_q == 0, error, LOAM_ESHAPE,
             "heads_v: %lld, expected 0 or a multiple of heads_q %lld", (long long)p->heads_v,
             (long long)p->heads_q);
+    TRY(check_features(p, error));
     const size_t tokens = sequence_packed(p) ? (size_t)p->total_q
                                              : size_mul((size_t)p->batch, (size_t)p->len_q);
     const size_t rows = size_add(tokens, size_mul((size_t)p->batch, (size_t)recurrent_state_rows(p)));
@@ -54,8 +74,9 @@ static loam_status check_problem(const loam_problem *p, loam_error *error)
     REQUIRE(!p->normalise || !(form->delta || form->solved), error, LOAM_EUNSUPPORTED,
             "normalise: 1, expected 0: %s fits the values themselves; without delta rule or solve it can be",
             name);
-    REQUIRE(!p->normalise || p->scale == 0 || p->scale == 1, error, LOAM_EUNSUPPORTED,
-            "scale: %g, expected 0 or 1: it cancels where the read is normalised", p->scale);
+    REQUIRE(!p->normalise || p->scale == 0 || p->scale == 1 || recurrent_positive(p), error,
+            LOAM_EUNSUPPORTED, "scale: %g, expected 0 or 1: it cancels where the read is normalised",
+            p->scale);
     if (form->solved) {
         REQUIRE(isfinite(p->ridge) && p->ridge > 0, error, LOAM_EVALUE,
                 "ridge: %g, expected a finite number > 0", p->ridge);
@@ -65,8 +86,9 @@ static loam_status check_problem(const loam_problem *p, loam_error *error)
 
 static void fill(loam_problem *p)
 {
-    const bool unscaled = p->normalise || recurrent_form_of(p->mechanism)->solved;
+    const bool unscaled = (p->normalise && !recurrent_positive(p)) || recurrent_form_of(p->mechanism)->solved;
     p->heads_v = p->heads_v ? p->heads_v : p->heads_q;
+    if (recurrent_positive(p)) p->features = p->features ? p->features : p->dim_qk;
     p->scale = p->scale != 0 ? p->scale : unscaled ? 1 : 1 / sqrt((double)p->dim_qk);
 }
 
@@ -149,7 +171,10 @@ static loam_status check_inputs(const loam_problem *p, const loam_args *a, loam_
         TRY(check_given(a->q.data, "q", "every pass reads it", error));
         TRY(check_given(a->k.data, "k", "every pass reads it", error));
         TRY(check_given(a->v.data, "v", "every pass reads it", error));
+        if (recurrent_positive(p)) TRY(check_given(a->z.data, "z", "positive features read it", error));
     }
+    REQUIRE(!a->balance.data == !a->balance_keys.data, error, LOAM_EARG,
+            "balance, balance_keys: one of them is given, expected both or neither");
     TRY(check_parameters(p, a, error));
     return recurrent_form_of(p->mechanism)->solved ? check_ridge(p, a, error) : LOAM_OK;
 }
@@ -157,7 +182,8 @@ static loam_status check_inputs(const loam_problem *p, const loam_args *a, loam_
 static loam_status check_state(const loam_problem *p, const loam_view *view, const char *name,
                                loam_error *error)
 {
-    const extent e = { p->batch, p->heads_v, recurrent_state_rows(p), p->dim_qk, NULL };
+    const extent e = { p->batch, recurrent_state_heads(p), recurrent_state_rows(p), recurrent_state_width(p),
+                       NULL };
     return check_output(view, name, e, error);
 }
 
@@ -184,6 +210,10 @@ static loam_status check_forward(const loam_problem *p, const loam_args *a, loam
 static loam_status check_parameter_gradients(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     const extent ridge = { 1, p->heads_v, 1, p->ridge_axes == LOAM_RIDGE_HEAD ? 1 : p->dim_qk, NULL };
+    const int64_t z_heads = recurrent_state_heads(p);
+    TRY(check_output(&a->grad_z, "grad_z", (extent){ 1, z_heads, p->features, p->dim_qk, NULL }, error));
+    TRY(check_output(&a->grad_log_alpha, "grad_log_alpha", (extent){ 1, z_heads, 1, p->features, NULL },
+                     error));
     TRY(check_output(&a->grad_log_decay, "grad_log_decay", decay_extent(p), error));
     TRY(check_output(&a->grad_beta, "grad_beta", extent_of_q(p, p->heads_v, 1), error));
     return p->ridge_axes == LOAM_RIDGE_NUMBER ? LOAM_OK
@@ -195,8 +225,8 @@ static loam_status check_backward(const loam_problem *p, const loam_args *a, loa
     if (extent_rows(extent_of_q(p, p->heads_v, 1)) > 0)
         TRY(check_given(a->grad_o.data, "grad_o", "backward reads it", error));
     TRY(check_output(&a->grad_q, "grad_q", extent_of_q(p, p->heads_q, p->dim_qk), error));
-    TRY(check_output(&a->grad_k, "grad_k", extent_of_q(p, p->heads_q, p->dim_qk), error));
-    TRY(check_output(&a->grad_v, "grad_v", extent_of_q(p, p->heads_v, p->dim_v), error));
+    TRY(check_output(&a->grad_k, "grad_k", extent_of_q(p, p->heads_kv, p->dim_qk), error));
+    TRY(check_output(&a->grad_v, "grad_v", extent_of_q(p, recurrent_value_heads(p), p->dim_v), error));
     TRY(check_state(p, &a->grad_state_in, "grad_state_in", error));
     return check_parameter_gradients(p, a, error);
 }

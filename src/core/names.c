@@ -63,8 +63,14 @@ const char *loam_ridge_unit_name(loam_ridge_unit unit)
 
 const char *loam_feature_map_name(loam_feature_map map)
 {
-    static const char *const names[] = { "identity", "elu", "unit", NULL };
+    static const char *const names[] = { "identity", "elu", "unit", "positive", NULL };
     return name_at(names, (int)map);
+}
+
+const char *loam_projection_name(loam_projection projection)
+{
+    static const char *const names[] = { "normal", "orthogonal", "dct", NULL };
+    return name_at(names, (int)projection);
 }
 
 const char *loam_rope_layout_name(loam_rope_layout turns)

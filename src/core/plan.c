@@ -22,6 +22,8 @@ static void write_name(loam_plan *plan)
                      p->causal ? "causal" : "full");
     if (p->window > 0 && n > 0 && (size_t)n < sizeof plan->name)
         snprintf(plan->name + n, sizeof plan->name - (size_t)n, " window %lld", (long long)p->window);
+    if (p->features > 0 && n > 0 && (size_t)n < sizeof plan->name)
+        snprintf(plan->name + n, sizeof plan->name - (size_t)n, " features %lld", (long long)p->features);
 }
 
 loam_status loam_plan_create(loam_plan **out, const loam_problem *problem, loam_error *error)

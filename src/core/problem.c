@@ -42,8 +42,9 @@ static loam_status check_enums(const loam_problem *p, loam_error *error)
     TRY(check_enum("ridge_axes", (int)p->ridge_axes, LOAM_RIDGE_HEAD_CHANNEL + 1, error));
     TRY(check_enum("ridge_unit", (int)p->ridge_unit, LOAM_RIDGE_TRACE + 1, error));
     TRY(check_enum("backend", (int)p->backend, LOAM_BACKEND_CUDA + 1, error));
-    TRY(check_enum("feature_map", (int)p->feature_map, LOAM_FEATURES_UNIT + 1, error));
+    TRY(check_enum("feature_map", (int)p->feature_map, LOAM_FEATURES_POSITIVE + 1, error));
     TRY(check_switch("normalise", p->normalise, error));
+    TRY(check_switch("features_shared", p->features_shared, error));
     TRY(check_switch("causal", p->causal, error));
     TRY(check_switch("slope", p->slope, error));
     TRY(check_switch("key_bias", p->key_bias, error));

@@ -2,9 +2,24 @@
  * Limits of the recurrent kernels besides pass, mechanism and type. */
 #include "src/recurrent/recurrent.h"
 
+loam_status recurrent_fits(const loam_problem *p, loam_error *error)
+{
+    REQUIRE(!recurrent_positive(p), error, LOAM_EUNSUPPORTED,
+            "feature_map: positive, this kernel takes features of one row, the positive_* kernels these");
+    return LOAM_OK;
+}
+
+loam_status positive_fits(const loam_problem *p, loam_error *error)
+{
+    REQUIRE(recurrent_positive(p), error, LOAM_EUNSUPPORTED,
+            "feature_map: %s, this kernel takes positive alone", loam_feature_map_name(p->feature_map));
+    return LOAM_OK;
+}
+
 /* The tiles of these kernels are 64 channels wide, and states are square. */
 loam_status recurrent_hopper_fits(const loam_problem *p, loam_error *error)
 {
+    TRY(recurrent_fits(p, error));
     REQUIRE(p->dim_qk == p->dim_v && (p->dim_qk == 64 || p->dim_qk == 128), error, LOAM_EUNSUPPORTED,
             "dim_qk, dim_v: %lld, %lld, this kernel takes 64 or 128, the same for both", (long long)p->dim_qk,
             (long long)p->dim_v);

@@ -13,10 +13,14 @@
 #ifndef LOAM_RECURRENT_MECHANISMS_H
 #define LOAM_RECURRENT_MECHANISMS_H
 
+/* The one that positive random features go with. */
+#define RECURRENT_LINEAR(X) \
+    X(LINEAR, "linear", GATE_NONE, false, false, "-<S k, v>", "|S - D|^2 / 2", "S = S + v k^T", "S q", \
+      "4 d^2")
+
 /* The state is read as it is: S q. */
 #define RECURRENT_DIRECT(X) \
-    X(LINEAR, "linear", GATE_NONE, false, false, "-<S k, v>", "|S - D|^2 / 2", "S = S + v k^T", "S q", \
-      "4 d^2") \
+    RECURRENT_LINEAR(X) \
     X(RETENTION, "retention", GATE_HEAD, false, false, "-<S k, v>", "|S - D|^2 / 2", \
       "S = a S + v k^T, a of the head", "S q", "5 d^2") \
     X(SSD, "ssd", GATE_TOKEN, true, false, "-<S k, v>", "|S - D|^2 / 2", "S = a S + beta v k^T", "S q", \

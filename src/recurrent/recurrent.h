@@ -27,7 +27,7 @@ extern "C" {
 #define KERNEL(machine, ...) KERNEL_DECLARE_##machine(__VA_ARGS__)
 #include "src/recurrent/kernels.def"
 #undef KERNEL
-kernel_fits_fn recurrent_hopper_fits, recurrent_mesa_hopper_fits;
+kernel_fits_fn recurrent_fits, recurrent_hopper_fits, recurrent_mesa_hopper_fits, positive_fits;
 
 /* ------------------------------------------------------------------ mechanisms: the switches
  * of the recurrence */
@@ -49,9 +49,33 @@ typedef struct recurrent_form {
 /* NULL for mechanisms of other families. */
 const recurrent_form *recurrent_form_of(loam_mechanism mechanism);
 
+LOAM_INLINE bool recurrent_positive(const loam_problem *p)
+{
+    return p->feature_map == LOAM_FEATURES_POSITIVE;
+}
+
+/* With positive features the last row has the logarithms that the others are relative to. */
 static inline int64_t recurrent_state_rows(const loam_problem *p)
 {
-    return p->dim_v + (p->normalise ? 1 : 0) + (recurrent_form_of(p->mechanism)->solved ? p->dim_qk : 0);
+    return p->dim_v + (p->normalise ? 1 : 0) + (recurrent_form_of(p->mechanism)->solved ? p->dim_qk : 0) +
+           (recurrent_positive(p) ? 1 : 0);
+}
+
+LOAM_INLINE int64_t recurrent_state_width(const loam_problem *p)
+{
+    return recurrent_positive(p) ? p->features : p->dim_qk;
+}
+
+/* Heads of states and, with positive features, of z. */
+LOAM_INLINE int64_t recurrent_state_heads(const loam_problem *p)
+{
+    return recurrent_positive(p) && p->features_shared ? p->heads_kv : p->heads_v;
+}
+
+/* Heads of k, and of v. */
+LOAM_INLINE int64_t recurrent_value_heads(const loam_problem *p)
+{
+    return recurrent_positive(p) ? p->heads_kv : p->heads_v;
 }
 
 /* ------------------------------------------------------------------ sequences */

@@ -139,7 +139,7 @@ static void flags_are_checked(void **state)
     expect("a kda forward f32 1 4 4 9 8 8 8", "Lkv: 8, expected Lq 9 for kda");
     expect("a kda forward f32 1 4 4 9 9 8 8 saved", "saved: kda leaves nothing");
     expect("a kda forward f32 1 4 4 9 9 8 8 features=relu",
-           "features: 'relu', expected identity, elu or unit");
+           "features: 'relu', expected identity, elu, unit or positive");
     expect("a kda forward f32 1 4 4 9 9 8 8 ridge=1", "ridge: is for lla and mesa, not for kda");
     expect("a mesa forward f32 1 4 4 9 9 8 8 unit=max", "unit: is for lla, not for mesa");
     expect(LINE "ridge=1", "ridge: is for lla and mesa, not for softmax");

@@ -34,6 +34,7 @@ static int recurrent_specs(const loam_kernel_info *row, int mechanism, spec *cas
         spec s = base(row, mechanism, lengths[n], lengths[n]);
         s.state = 1;
         s.feature_map = mechanism >= LOAM_DELTA ? LOAM_FEATURES_UNIT : LOAM_FEATURES_IDENTITY;
+        if (kernel_is_positive(row->name)) s.feature_map = LOAM_FEATURES_POSITIVE, s.normalise = 1;
         s.data = hostile ? DATA_STEEP : DATA_NORMAL;
         s.ridge = 0.5;
         cases[count++] = s;

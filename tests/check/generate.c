@@ -157,7 +157,11 @@ static double recurrent_cost(const spec *s)
 {
     const double rows = (double)(s->batch * spec_heads_v(s) * s->len_q), d = (double)s->dim_qk;
     const double solve = s->mechanism == LOAM_MESA ? d * d * d / 3 : 0;
-    return rows * (solve + d * (double)spec_state_rows(s) * (s->pass == LOAM_BACKWARD ? 16 : 4));
+    const double map = spec_positive(s)
+                           ? d * (double)spec_state_width(s) + 2 * d * d * (double)s->with_balance
+                           : 0;
+    return rows * (solve + (map + (double)spec_state_width(s) * (double)spec_state_rows(s)) *
+                               (s->pass == LOAM_BACKWARD ? 16 : 4));
 }
 
 static void draw_recurrent_shape(spec *s, rng *r, const loam_kernel_info *row)
@@ -201,6 +205,21 @@ static void draw_recurrent_options(spec *s, rng *r, const loam_kernel_info *row)
     }
 }
 
+/* Positive features, their heads those of a grouped query. */
+static void draw_positive(spec *s, rng *r, const loam_kernel_info *row)
+{
+    s->feature_map = LOAM_FEATURES_POSITIVE;
+    s->normalise = 1;
+    s->heads_v = 0;
+    s->heads_q = s->heads_kv * rng_int(r, 1, 3);
+    s->features = rng_one_in(r, 3) ? 0 : draw_dim(r, row);
+    s->features_shared = rng_int(r, 0, 1);
+    s->with_alpha = rng_int(r, 0, 1);
+    s->with_shift = rng_int(r, 0, 1);
+    s->with_balance = rng_one_in(r, 3);
+    s->scale = rng_one_in(r, 3) ? 0.05 + rng_uniform(r) : 0;
+}
+
 static spec generate_recurrent(const loam_kernel_info *row, rng *r, double budget)
 {
     static const char *const dtypes[] = { "f32", "bf16", "f16", "f64" };
@@ -216,6 +235,7 @@ static spec generate_recurrent(const loam_kernel_info *row, rng *r, double budge
     snprintf(s.kernel, sizeof s.kernel, "%s", row->name);
     draw_recurrent_shape(&s, r, row);
     draw_recurrent_options(&s, r, row);
+    if (kernel_is_positive(row->name)) draw_positive(&s, r, row);
     const int omits = rng_one_in(r, 3);
     for (int output = SLOT_FIRST_OUTPUT + 1; omits && output < SLOT_COUNT; output++) {
         s.omit |= rng_one_in(r, 2) && !(output == SLOT_STATE_OUT && s.pass == LOAM_DECODE)
@@ -226,6 +246,7 @@ static spec generate_recurrent(const loam_kernel_info *row, rng *r, double budge
         int64_t *const any[] = { &s.len_q, &s.dim_qk, &s.dim_v }, *const tokens[] = { &s.len_q, &s.batch };
         int64_t *size = kernel_tiled(row) ? PICK(r, tokens) : PICK(r, any);
         *size = *size > 1 ? (*size + 1) / 2 : *size;
+        s.features = s.features > 1 ? (s.features + 1) / 2 : s.features;
     }
     s.len_kv = s.len_q;
     kernel_fit(&s);

@@ -269,6 +269,12 @@ static double cancelling(const values *want, slot which)
     const int cancels = s->normalise && which >= SLOT_GRAD_Q && which != SLOT_GRAD_V &&
                         which != SLOT_STATE_OUT && which != SLOT_GRAD_SCALE;
     const int64_t n = slot_size(want, SLOT_V);
+    if (which == SLOT_GRAD_Z && n > 0) { /* of gradients of features, which cancel, times queries and keys */
+        const double keys = compare_norm(want->x[SLOT_K], slot_size(want, SLOT_K)) /
+                            sqrt((double)n / (double)s->dim_v);
+        return SAID * fmax(keys, 1) * compare_norm(want->x[SLOT_GRAD_O], slot_size(want, SLOT_GRAD_O)) *
+               compare_norm(want->x[SLOT_V], n) / sqrt((double)n);
+    }
     return cancels && n > 0 ? SAID * compare_norm(want->x[SLOT_GRAD_O], slot_size(want, SLOT_GRAD_O)) *
                                   compare_norm(want->x[SLOT_V], n) / sqrt((double)n)
                             : 0;

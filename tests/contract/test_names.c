@@ -122,7 +122,7 @@ static void registry(void **state)
         references += strcmp(info.backend, "reference") == 0 && kernel_lists(info.dtypes, "f64") &&
                       info.available;
     }
-    assert_int_equal(references, 6); /* three passes of two families */
+    assert_int_equal(references, 9); /* three passes of two families, and of positive features */
     assert_int_equal(loam_kernel_at(count, &other), LOAM_EARG);
     assert_int_equal(loam_kernel_at(-1, &other), LOAM_EARG);
     assert_int_equal(loam_kernel_at(0, NULL), LOAM_EARG);
@@ -183,7 +183,8 @@ static void names_until_null(void **state)
     EXPECT_NAMES(loam_score, loam_score_name, "dot", "rbf");
     EXPECT_NAMES(loam_ridge_axes, loam_ridge_axes_name, "number", "head", "token", "channel", "head-channel");
     EXPECT_NAMES(loam_ridge_unit, loam_ridge_unit_name, "normalised", "max", "trace");
-    EXPECT_NAMES(loam_feature_map, loam_feature_map_name, "identity", "elu", "unit");
+    EXPECT_NAMES(loam_feature_map, loam_feature_map_name, "identity", "elu", "unit", "positive");
+    EXPECT_NAMES(loam_projection, loam_projection_name, "normal", "orthogonal", "dct");
     EXPECT_NAMES(loam_rope_layout, loam_rope_layout_name, "half", "interleaved");
     EXPECT_NAMES(loam_row_code, loam_row_code_name, "solved", "empty", "singular");
     EXPECT_NAMES(loam_solver, loam_solver_name, "none", "cg", "dual", "gram");

@@ -185,6 +185,7 @@ static loam_problem problem_of_row(const loam_kernel_info *row)
         p.heads_kv = p.heads_q;
         p.len_kv = p.len_q;
     }
+    if (strncmp(row->name, "positive_", 9) == 0) p.feature_map = LOAM_FEATURES_POSITIVE, p.normalise = 1;
     return p;
 }
 

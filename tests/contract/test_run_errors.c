@@ -213,6 +213,11 @@ static const size_t places[SLOT_COUNT] = {
     offsetof(loam_args, state_in),
     offsetof(loam_args, grad_state_out),
     offsetof(loam_args, w),
+    offsetof(loam_args, z),
+    offsetof(loam_args, log_alpha),
+    offsetof(loam_args, shift),
+    offsetof(loam_args, balance),
+    offsetof(loam_args, balance_keys),
     offsetof(loam_args, o),
     offsetof(loam_args, lse),
     offsetof(loam_args, rho),
@@ -232,6 +237,8 @@ static const size_t places[SLOT_COUNT] = {
     offsetof(loam_args, grad_beta),
     offsetof(loam_args, grad_state_in),
     offsetof(loam_args, grad_w),
+    offsetof(loam_args, grad_z),
+    offsetof(loam_args, grad_log_alpha),
 };
 
 /* The scene with one more argument, which it has no use for. */

@@ -15,6 +15,17 @@ spec recurrent_spec(loam_mechanism mechanism, loam_pass pass, int64_t len, int64
     return s;
 }
 
+spec positive_spec(loam_pass pass, int64_t len, int64_t dim_qk, int64_t dim_v, int64_t features)
+{
+    spec s = recurrent_spec(LOAM_LINEAR, pass, len, dim_qk, dim_v);
+    s.heads_kv = 2, s.heads_q = 4;
+    s.feature_map = LOAM_FEATURES_POSITIVE;
+    s.normalise = 1;
+    s.features = features;
+    s.with_alpha = s.with_shift = s.with_balance = 1;
+    return s;
+}
+
 static void draw_features(spec *s, rng *r)
 {
     const int delta = spec_recurrence_of(s).delta, solved = s->mechanism == LOAM_MESA;
@@ -84,9 +95,10 @@ void expect_linear_backward(const spec *s, double factor)
 static int of_tokens(const values *v, slot which)
 {
     const int gate = which == SLOT_LOG_DECAY || which == SLOT_GRAD_LOG_DECAY;
-    return which != SLOT_STATE_IN && which != SLOT_STATE_OUT && which != SLOT_GRAD_STATE_IN &&
-           which != SLOT_GRAD_STATE_OUT && which != SLOT_RIDGE && which != SLOT_GRAD_RIDGE &&
-           which != SLOT_GRAD_SCALE && !(gate && spec_recurrence_of(&v->spec).gate == SPEC_GATE_HEAD);
+    return !(which >= SLOT_Z && which < SLOT_O) && which != SLOT_STATE_IN && which != SLOT_STATE_OUT &&
+           which != SLOT_GRAD_STATE_IN && which != SLOT_GRAD_STATE_OUT && which != SLOT_RIDGE &&
+           which != SLOT_GRAD_RIDGE && which != SLOT_GRAD_SCALE &&
+           !(gate && spec_recurrence_of(&v->spec).gate == SPEC_GATE_HEAD);
 }
 
 values part_of(const values *v, int64_t first, int64_t count)
@@ -181,7 +193,7 @@ static values part_alone(const values *packed, int64_t b)
         const shape from = slot_shape(packed, (slot)which), to = slot_shape(&one, (slot)which);
         const int states = which == SLOT_STATE_IN || which == SLOT_GRAD_STATE_OUT;
         for (int64_t h = 0; h < to.heads && to.tokens > 0; h++) {
-            const int64_t skip = states || from.tokens == 1 ? 0 : q.q0;
+            const int64_t skip = states || from.tokens == 1 || !of_tokens(packed, (slot)which) ? 0 : q.q0;
             memcpy(slot_at(&one, (slot)which, 0, h, 0), slot_at(packed, (slot)which, states ? b : 0, h, skip),
                    (size_t)(to.tokens * to.channels) * sizeof(double));
         }
@@ -198,7 +210,7 @@ static void expect_sequence(const values *packed, const values *one, int64_t b)
         if (one->x[rows[i]]) expect_part("a packed sequence", packed, one, rows[i], q.q0);
     for (size_t i = 0; i < 2; i++) {
         if (one->x[states[i]]) {
-            const int64_t n = slot_size(one, states[i]) / packed->spec.dim_qk;
+            const int64_t n = slot_size(one, states[i]) / spec_state_width(&packed->spec);
             expect_same_rows("a packed sequence", packed, states[i], b * n, one->x[states[i]], n);
         }
     }

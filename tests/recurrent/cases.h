@@ -6,6 +6,8 @@
 #include "tests/support/expect.h"
 
 spec recurrent_spec(loam_mechanism mechanism, loam_pass pass, int64_t len, int64_t dim_qk, int64_t dim_v);
+/* Positive features, all that they may be given, 4 heads of queries on 2 of keys. */
+spec positive_spec(loam_pass pass, int64_t len, int64_t dim_qk, int64_t dim_v, int64_t features);
 /* Case `number` of a mechanism: shapes of up to 9 tokens and all options in turn. */
 spec recurrent_case(loam_mechanism mechanism, loam_pass pass, int64_t number);
 

@@ -53,7 +53,10 @@ static void problems(void **state)
         REFUSE_PROBLEM(m, len_kv, 9, LOAM_ESHAPE, "9");
         REFUSE_PROBLEM(m, heads_v, 3, LOAM_ESHAPE, "multiple of heads_q 2");
         REFUSE_PROBLEM(m, heads_v, -2, LOAM_ESHAPE, "-2");
-        REFUSE_PROBLEM(m, feature_map, (loam_feature_map)3, LOAM_EARG, "3");
+        REFUSE_PROBLEM(m, feature_map, (loam_feature_map)4, LOAM_EARG, "4");
+        REFUSE_PROBLEM(m, features, 8, LOAM_EUNSUPPORTED, "identity");
+        REFUSE_PROBLEM(m, features_shared, 1, LOAM_EUNSUPPORTED, "identity");
+        REFUSE_PROBLEM(m, features_shared, 2, LOAM_EARG, "0 or 1");
         REFUSE_PROBLEM(m, normalise, 2, LOAM_EARG, "0 or 1");
         REFUSE_PROBLEM(m, scale, HUGE_VAL, LOAM_EVALUE, "inf");
         loam_problem back = problem_of(m);
@@ -75,6 +78,37 @@ static void problems(void **state)
     REFUSE_PROBLEM(LOAM_MESA, ridge_unit, LOAM_RIDGE_TRACE, LOAM_EUNSUPPORTED, "trace");
 }
 
+#define REFUSE_POSITIVE(member, bad, status, more) \
+    do { \
+        loam_problem p_ = positive; \
+        p_.member = bad; \
+        refuse_problem(&p_, status, #member, more); \
+    } while (0)
+
+static void positive_features(void **state)
+{
+    (void)state;
+    loam_problem positive = problem_of(LOAM_LINEAR);
+    positive.feature_map = LOAM_FEATURES_POSITIVE;
+    refuse_problem(&positive, LOAM_EUNSUPPORTED, "feature_map", "normalise 0");
+    positive.normalise = 1;
+    REFUSE_POSITIVE(features, -1, LOAM_ESHAPE, "-1");
+    REFUSE_POSITIVE(features, LOAM_MAX_DIM + 1, LOAM_ESHAPE, "513");
+    REFUSE_POSITIVE(scale, -0.5, LOAM_EVALUE, "> 0");
+    REFUSE_POSITIVE(heads_v, 4, LOAM_ESHAPE, "heads_kv heads");
+    REFUSE_POSITIVE(kernel, "recurrent_forward_ref", LOAM_EUNSUPPORTED, "feature_map: positive");
+    positive.mechanism = LOAM_GLA;
+    refuse_problem(&positive, LOAM_EUNSUPPORTED, "feature_map", "gla");
+    REFUSE_PROBLEM(LOAM_LINEAR, kernel, "positive_forward_ref", LOAM_EUNSUPPORTED, "feature_map: identity");
+    loam_plan *plan;
+    positive.mechanism = LOAM_LINEAR;
+    positive.heads_q = 6;
+    assert_int_equal(loam_plan_create(&plan, &positive, NULL), LOAM_OK);
+    assert_true(loam_plan_problem(plan)->features == 5 && loam_plan_state_rows(plan) == 8);
+    assert_true(loam_plan_problem(plan)->scale == 1 / sqrt(5.0));
+    loam_plan_destroy(plan);
+}
+
 static void the_other_family_has_none_of_it(void **state)
 {
     (void)state;
@@ -82,6 +116,7 @@ static void the_other_family_has_none_of_it(void **state)
         REFUSE_PROBLEM(m, heads_v, 2, LOAM_EUNSUPPORTED, "2");
         REFUSE_PROBLEM(m, feature_map, LOAM_FEATURES_ELU, LOAM_EUNSUPPORTED, "1");
         REFUSE_PROBLEM(m, normalise, 1, LOAM_EUNSUPPORTED, "1");
+        REFUSE_PROBLEM(m, features, 8, LOAM_EUNSUPPORTED, "8");
     }
     REFUSE_PROBLEM(LOAM_LLA, ridge_axes, LOAM_RIDGE_HEAD_CHANNEL, LOAM_EUNSUPPORTED, "lla");
 }
@@ -277,6 +312,31 @@ static void outputs_that_overlap(void **state)
     REFUSE(args.grad_log_decay.head = 0, LOAM_ESHAPE, "grad_log_decay", "head");
 }
 
+static void positive_arrays(void **state)
+{
+    (void)state;
+    double x[4] = { 0 };
+    const loam_view out = { x, 1, 1, 1 };
+    const loam_const_view in = { x, 1, 1, 1 };
+    spec s = positive_spec(LOAM_FORWARD, 7, 5, 6, 9);
+    REFUSE(args.z.data = NULL, LOAM_EARG, "z", "NULL");
+    REFUSE(args.balance.data = NULL, LOAM_EARG, "balance", "both or neither");
+    REFUSE(args.balance_keys.data = NULL, LOAM_EARG, "balance", "both or neither");
+    REFUSE(args.state_out.token = 8, LOAM_ESHAPE, "state_out", "8");
+    REFUSE(args.grad_z = out, LOAM_EARG, "grad_z", "forward");
+    s.pass = LOAM_BACKWARD;
+    REFUSE(args.grad_z.token = 4, LOAM_ESHAPE, "grad_z", "4");
+    REFUSE(args.grad_log_alpha.head = 8, LOAM_ESHAPE, "grad_log_alpha", "8");
+    REFUSE(args.grad_v.head = 0, LOAM_ESHAPE, "grad_v", "head");
+    REFUSE(args.grad_scale = x, LOAM_EARG, "grad_scale", "no gradient of the scale");
+    s = basic(LOAM_LINEAR, LOAM_FORWARD);
+    REFUSE(args.z = in, LOAM_EARG, "z", "not positive");
+    REFUSE(args.log_alpha = in, LOAM_EARG, "log_alpha", "not positive");
+    REFUSE(args.shift = in, LOAM_EARG, "shift", "not positive");
+    REFUSE(args.balance = in, LOAM_EARG, "balance", "not positive");
+    REFUSE(args.balance_keys = in, LOAM_EARG, "balance_keys", "not positive");
+}
+
 static void lengths(void **state)
 {
     (void)state;
@@ -339,12 +399,14 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(problems),
+        cmocka_unit_test(positive_features),
         cmocka_unit_test(the_other_family_has_none_of_it),
         cmocka_unit_test(sizes_that_overflow),
         cmocka_unit_test(missing_arrays),
         cmocka_unit_test(numbers),
         cmocka_unit_test(arrays_that_the_mechanism_does_not_have),
         cmocka_unit_test(outputs_that_overlap),
+        cmocka_unit_test(positive_arrays),
         cmocka_unit_test(lengths),
         cmocka_unit_test(partial_states),
         cmocka_unit_test(nothing_to_do),

@@ -128,6 +128,13 @@ static void connect(arrays *m)
         .grad_state_in = output_view(m, SLOT_GRAD_STATE_IN),
         .w = input_view(m, SLOT_W),
         .grad_w = output_view(m, SLOT_GRAD_W),
+        .z = input_view(m, SLOT_Z),
+        .log_alpha = input_view(m, SLOT_LOG_ALPHA),
+        .shift = input_view(m, SLOT_SHIFT),
+        .balance = input_view(m, SLOT_BALANCE),
+        .balance_keys = input_view(m, SLOT_BALANCE_KEYS),
+        .grad_z = output_view(m, SLOT_GRAD_Z),
+        .grad_log_alpha = output_view(m, SLOT_GRAD_LOG_ALPHA),
     };
 }
 

@@ -93,8 +93,8 @@ static void shorten_keys(values *v)
 static void shape_states(values *v)
 {
     const shape a = slot_shape(v, SLOT_STATE_IN);
-    const int64_t d = v->spec.dim_qk, rest = a.tokens - v->spec.dim_v;
-    double *G = memory_zeroed((size_t)(d * d), sizeof *G);
+    const int64_t d = a.channels, rest = a.tokens - v->spec.dim_v;
+    double *G = memory_zeroed((size_t)(d * (rest > d ? rest : d)), sizeof *G);
     for (int64_t n = 0; rest > 0 && n < a.batch * a.heads; n++) {
         double *H = v->x[SLOT_STATE_IN] + (n * a.tokens + v->spec.dim_v) * d;
         memcpy(G, H, (size_t)(rest * d) * sizeof *G);
@@ -131,11 +131,36 @@ static void fill_gates(values *v)
         keep_chunks(v);
 }
 
+/* Of each head A = I + u w^T and B = (A^-1)^T = I - w u^T / (1 + u . w), with u and w of length 1/2. The last
+ * row of a state has whole numbers. */
+static void fill_positive(values *v)
+{
+    const shape a = slot_shape(v, SLOT_BALANCE), state = slot_shape(v, SLOT_STATE_IN);
+    const int64_t d = v->spec.dim_qk;
+    for (int64_t n = 0; v->x[SLOT_BALANCE] && n < a.heads; n++) {
+        double *A = v->x[SLOT_BALANCE] + n * d * d, *B = v->x[SLOT_BALANCE_KEYS] + n * d * d;
+        double u[LOAM_MAX_DIM], w[LOAM_MAX_DIM], uu = 0, ww = 0, uw = 0;
+        for (int64_t c = 0; c < d; c++)
+            u[c] = A[c], w[c] = B[c], uu += u[c] * u[c], ww += w[c] * w[c], uw += u[c] * w[c];
+        const double size = 4 * sqrt(uu * ww);
+        for (int64_t e = 0; e < d * d; e++) {
+            A[e] = (e / d == e % d) + u[e / d] * w[e % d] / size;
+            B[e] = (e / d == e % d) - w[e / d] * u[e % d] / (size + uw);
+        }
+    }
+    for (int64_t n = 0; v->spec.state && n < state.batch * state.heads; n++) {
+        double *c = v->x[SLOT_STATE_IN] + ((n + 1) * state.tokens - 1) * state.channels;
+        for (int64_t m = 0; m < state.channels; m++)
+            c[m] = floor(4 * c[m]) - 10;
+    }
+}
+
 static void fill_recurrent(values *v)
 {
     const spec *s = &v->spec;
     if (spec_recurrence_of(s).delta || s->mechanism == LOAM_MESA) shorten_keys(v);
     if (s->state) shape_states(v);
+    if (spec_positive(s)) fill_positive(v);
 }
 
 /* Key t of every head becomes key t modulo `period`. */

@@ -26,6 +26,8 @@ int kernel_tiled(const loam_kernel_info *row)
 
 int kernel_turns_keys(const char *name) { return strncmp(name, "local_path", strlen("local_path")) == 0; }
 
+int kernel_is_positive(const char *name) { return strncmp(name, "positive_", strlen("positive_")) == 0; }
+
 #define LEAVE_OUT(name, member, ...) s->member = 0;
 
 void kernel_take_path(spec *s)

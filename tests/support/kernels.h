@@ -15,6 +15,8 @@ void kernel_fit(spec *s);
 int kernel_tiled(const loam_kernel_info *row);
 /* Are rows of this name those whose keys are turned (problem.path)? */
 int kernel_turns_keys(const char *name);
+/* Are rows of this name those of positive features? */
+int kernel_is_positive(const char *name);
 /* Keys that are turned, with no option that does not go with them. */
 void kernel_take_path(spec *s);
 /* Does a list of words such as "f32 bf16" hold `word`? */

@@ -24,8 +24,15 @@ static int recurrent_slot_used(const spec *s, slot which)
     case SLOT_GRAD_Q:
     case SLOT_GRAD_K:
     case SLOT_GRAD_V:
-    case SLOT_GRAD_SCALE:
     case SLOT_GRAD_STATE_IN: return backward;
+    case SLOT_GRAD_SCALE: return backward && !spec_positive(s);
+    case SLOT_Z: return spec_positive(s);
+    case SLOT_LOG_ALPHA: return spec_positive(s) && s->with_alpha;
+    case SLOT_SHIFT: return spec_positive(s) && s->with_shift;
+    case SLOT_BALANCE:
+    case SLOT_BALANCE_KEYS: return spec_positive(s) && s->with_balance;
+    case SLOT_GRAD_Z:
+    case SLOT_GRAD_LOG_ALPHA: return backward && spec_positive(s);
     case SLOT_GRAD_LOG_DECAY: return backward && form.gate != SPEC_NO_GATE;
     case SLOT_GRAD_BETA: return backward && form.beta;
     case SLOT_GRAD_RIDGE: return backward && s->mechanism == LOAM_MESA;
@@ -93,13 +100,23 @@ static shape recurrent_slot_shape(const values *v, slot which)
     shape tokens = { s->packed ? 1 : s->batch, heads, s->packed ? v->cu_q[s->batch] : s->len_q, 1 };
     switch (which) {
     case SLOT_Q:
+    case SLOT_GRAD_Q: tokens.heads = s->heads_q, tokens.channels = s->dim_qk; return tokens;
     case SLOT_K:
-    case SLOT_GRAD_Q:
-    case SLOT_GRAD_K: tokens.heads = s->heads_q, tokens.channels = s->dim_qk; return tokens;
+    case SLOT_GRAD_K: tokens.heads = s->heads_kv, tokens.channels = s->dim_qk; return tokens;
     case SLOT_V:
+    case SLOT_GRAD_V:
+        tokens.heads = spec_positive(s) ? s->heads_kv : heads;
+        tokens.channels = s->dim_v;
+        return tokens;
     case SLOT_O:
-    case SLOT_GRAD_O:
-    case SLOT_GRAD_V: tokens.channels = s->dim_v; return tokens;
+    case SLOT_GRAD_O: tokens.channels = s->dim_v; return tokens;
+    case SLOT_Z:
+    case SLOT_GRAD_Z: return (shape){ 1, spec_state_heads(s), spec_state_width(s), s->dim_qk };
+    case SLOT_LOG_ALPHA:
+    case SLOT_GRAD_LOG_ALPHA: return (shape){ 1, spec_state_heads(s), 1, spec_state_width(s) };
+    case SLOT_SHIFT: return (shape){ 1, spec_state_heads(s), 1, s->dim_qk };
+    case SLOT_BALANCE:
+    case SLOT_BALANCE_KEYS: return (shape){ 1, spec_state_heads(s), s->dim_qk, s->dim_qk };
     case SLOT_INFO:
     case SLOT_BETA:
     case SLOT_GRAD_BETA: return tokens;
@@ -115,7 +132,8 @@ static shape recurrent_slot_shape(const values *v, slot which)
     case SLOT_STATE_IN:
     case SLOT_STATE_OUT:
     case SLOT_GRAD_STATE_IN:
-    case SLOT_GRAD_STATE_OUT: return (shape){ s->batch, heads, spec_state_rows(s), s->dim_qk };
+    case SLOT_GRAD_STATE_OUT:
+        return (shape){ s->batch, spec_state_heads(s), spec_state_rows(s), spec_state_width(s) };
     default: return (shape){ 1, 1, 1, 1 };
     }
 }

@@ -20,6 +20,11 @@ const char *const slot_names[SLOT_COUNT] = {
     "state_in",
     "grad_state_out",
     "w",
+    "z",
+    "log_alpha",
+    "shift",
+    "balance",
+    "balance_keys",
     "o",
     "lse",
     "rho",
@@ -39,6 +44,8 @@ const char *const slot_names[SLOT_COUNT] = {
     "grad_beta",
     "grad_state_in",
     "grad_w",
+    "grad_z",
+    "grad_log_alpha",
 };
 
 /* The words of an enumeration, those of the library where it has them. */
@@ -119,6 +126,11 @@ static const field fields[] = {
     WORD("features", feature_map),
     NUMBER("normalise", normalise),
     NUMBER("state", state),
+    NUMBER("m", features),
+    NUMBER("shared", features_shared),
+    NUMBER("alpha", with_alpha),
+    NUMBER("shift", with_shift),
+    NUMBER("balance", with_balance),
 };
 enum { FIELDS = sizeof fields / sizeof fields[0] };
 
@@ -164,7 +176,7 @@ spec_recurrence spec_recurrence_of(const spec *s)
 
 int64_t spec_state_rows(const spec *s)
 {
-    return s->dim_v + (s->mechanism == LOAM_MESA ? s->dim_qk : s->normalise ? 1 : 0);
+    return s->dim_v + (s->mechanism == LOAM_MESA ? s->dim_qk : s->normalise ? 1 : 0) + spec_positive(s);
 }
 
 static int64_t *field_number(spec *s, const field *f) { return (int64_t *)(void *)((char *)s + f->offset); }
@@ -263,5 +275,7 @@ loam_problem spec_problem(const spec *s)
     p.heads_v = s->heads_v;
     p.feature_map = (loam_feature_map)s->feature_map;
     p.normalise = (int)s->normalise;
+    p.features = s->features;
+    p.features_shared = (int)s->features_shared;
     return p;
 }

@@ -22,6 +22,11 @@ typedef enum slot {
     SLOT_STATE_IN,
     SLOT_GRAD_STATE_OUT,
     SLOT_W,
+    SLOT_Z,
+    SLOT_LOG_ALPHA,
+    SLOT_SHIFT,
+    SLOT_BALANCE,
+    SLOT_BALANCE_KEYS,
     SLOT_O,
     SLOT_LSE,
     SLOT_RHO,
@@ -41,6 +46,8 @@ typedef enum slot {
     SLOT_GRAD_BETA,
     SLOT_GRAD_STATE_IN,
     SLOT_GRAD_W,
+    SLOT_GRAD_Z,
+    SLOT_GRAD_LOG_ALPHA,
     SLOT_COUNT,
     SLOT_FIRST_OUTPUT = SLOT_O
 } slot;
@@ -79,6 +86,8 @@ typedef struct spec {
     int64_t seed;
     int64_t heads_v, feature_map, normalise; /* of the recurrent family */
     int64_t state;                           /* state_in and grad_state_out are given */
+    /* Of positive features: their number, whether heads of keys share them, and what is given beside z. */
+    int64_t features, features_shared, with_alpha, with_shift, with_balance;
     char kernel[48];
 } spec;
 
@@ -98,6 +107,17 @@ spec_recurrence spec_recurrence_of(const spec *s);
 static inline int64_t spec_heads_v(const spec *s) { return s->heads_v ? s->heads_v : s->heads_q; }
 /* Rows of a state. */
 int64_t spec_state_rows(const spec *s);
+
+static inline int spec_positive(const spec *s) { return s->feature_map == LOAM_FEATURES_POSITIVE; }
+/* How wide a state is, and the heads of z and states. */
+static inline int64_t spec_state_width(const spec *s)
+{
+    return spec_positive(s) && s->features ? s->features : s->dim_qk;
+}
+static inline int64_t spec_state_heads(const spec *s)
+{
+    return spec_positive(s) && s->features_shared ? s->heads_kv : spec_heads_v(s);
+}
 
 #define SPEC_OMIT_SAVED ((int64_t)1 << SLOT_COUNT)
 

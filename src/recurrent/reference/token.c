@@ -50,6 +50,7 @@ void ref_features(const loam_problem *p, const loam_const_view *view, int64_t at
     for (int64_t c = 0; c < p->dim_qk; c++) {
         const double x = element_load(view->data, p->dtype, at + c);
         switch (p->feature_map) {
+        case LOAM_FEATURES_POSITIVE: /* which are made before (reference/positive.c) */
         case LOAM_FEATURES_IDENTITY: phi[c] = x; break;
         case LOAM_FEATURES_ELU: phi[c] = x > 0 ? x + 1 : exp(x); break;
         case LOAM_FEATURES_UNIT: phi[c] = norm > 0 ? x / norm : 0; break;

@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: MIT
+ * Losses of positive features against sums over all pairs and features, and their gradients against central
+ * differences; where they are 0; large numbers. */
+#include "tests/support/memory.h"
+#include "tests/support/random.h"
+#include "train/feature_loss.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { T = 70, D = 3, M = 5 };
+
+typedef struct scene {
+    feature_loss loss;
+    double x[T * D], y[T * D], z[M * D], log_alpha[M];
+    double grad_z[M * D], grad_log_alpha[M];
+    double *work;
+} scene;
+
+static void make(scene *s, feature_loss_kind kind, bool causal, double size)
+{
+    rng r = rng_make(31, 1);
+    memset(s, 0, sizeof *s);
+    rng_fill_normal(&r, s->x, T * D, 0, size);
+    rng_fill_normal(&r, s->y, T * D, 0, size);
+    rng_fill_normal(&r, s->z, M * D, 0, 1);
+    rng_fill_normal(&r, s->log_alpha, M, 0, 1);
+    s->loss = (feature_loss){ kind, causal, 1.5, T, D, M, s->x, s->y, s->z, s->log_alpha };
+    s->work = memory_zeroed(feature_loss_doubles(&s->loss), sizeof *s->work);
+}
+
+static double run(scene *s)
+{
+    memset(s->grad_z, 0, sizeof s->grad_z);
+    memset(s->grad_log_alpha, 0, sizeof s->grad_log_alpha);
+    return feature_loss_run(&s->loss, s->grad_z, s->grad_log_alpha, s->work);
+}
+
+static double dot(const double *a, const double *b)
+{
+    double sum = 0;
+    for (int c = 0; c < D; c++)
+        sum += a[c] * b[c];
+    return sum;
+}
+
+static double estimate(const scene *s, const double *x, const double *y)
+{
+    double sum = 0;
+    for (int m = 0; m < M; m++) {
+        const double *z = s->z + m * D;
+        sum += exp(dot(z, x) + dot(z, y) - dot(x, x) / 2 - dot(y, y) / 2 + s->log_alpha[m]) / M;
+    }
+    return sum;
+}
+
+/* From the definitions, pair by pair. */
+static double direct(const scene *s)
+{
+    const feature_loss *l = &s->loss;
+    double loss = 0, pairs = 0;
+    for (int t = 0; t < T; t++) {
+        const int end = l->causal ? t + 1 : T;
+        double sum = 0, sum_of_estimates = 0;
+        for (int j = 0; j < end; j++) {
+            sum += exp(dot(s->x + t * D, s->y + j * D));
+            sum_of_estimates += estimate(s, s->x + t * D, s->y + j * D);
+        }
+        for (int j = 0; j < end; j++, pairs++) {
+            const double K = exp(dot(s->x + t * D, s->y + j * D)),
+                         k = estimate(s, s->x + t * D, s->y + j * D),
+                         off = l->kind == FEATURE_LOSS_L2 ? exp(-l->largest) * (k - K) : (k - K) / sum;
+            loss += l->kind == FEATURE_LOSS_SOFTMAX ? -K / sum * log(k / sum_of_estimates) : off * off;
+        }
+    }
+    return loss / (l->kind == FEATURE_LOSS_L2 ? pairs : T);
+}
+
+static void sums_over_pairs(void **state)
+{
+    (void)state;
+    static scene s;
+    for (int kind = FEATURE_LOSS_SOFTMAX; kind <= FEATURE_LOSS_L2; kind++) {
+        for (int causal = 0; causal < 2; causal++) {
+            make(&s, (feature_loss_kind)kind, causal, 0.8);
+            const double got = run(&s), want = direct(&s);
+            if (!(fabs(got - want) < 1e-12 * want))
+                fail_msg("%d, %d: %g, expected %g", kind, causal, got, want);
+            free(s.work);
+        }
+    }
+}
+
+static void expect_difference(scene *s, double *at, double gradient, double size)
+{
+    static const double places[4] = { -2, -1, 1, 2 };
+    const double middle = *at, step = 1e-3;
+    double value[4];
+    for (int i = 0; i < 4; i++) {
+        *at = middle + places[i] * step;
+        value[i] = run(s);
+    }
+    *at = middle;
+    const double want = (8 * (value[2] - value[1]) - (value[3] - value[0])) / (12 * step);
+    if (!(fabs(gradient - want) < 1e-6 * size))
+        fail_msg("kind %d, causal %d: %g, expected %g, of %g", (int)s->loss.kind, s->loss.causal, gradient,
+                 want, size);
+}
+
+static void gradients(void **state)
+{
+    (void)state;
+    static scene s;
+    for (int kind = FEATURE_LOSS_SOFTMAX; kind <= FEATURE_LOSS_L2; kind++) {
+        for (int causal = 0; causal < 2; causal++) {
+            double z[M * D], alpha[M], size = 0;
+            make(&s, (feature_loss_kind)kind, causal, 0.8);
+            run(&s);
+            memcpy(z, s.grad_z, sizeof z);
+            memcpy(alpha, s.grad_log_alpha, sizeof alpha);
+            for (int e = 0; e < M * D; e++)
+                size = hypot(size, z[e]);
+            assert_true(size > 0);
+            for (int e = 0; e < M * D; e++)
+                expect_difference(&s, &s.z[e], z[e], size);
+            for (int m = 0; m < M; m++)
+                expect_difference(&s, &s.log_alpha[m], alpha[m], size);
+            free(s.work);
+        }
+    }
+}
+
+/* Gradients are added to what is there; softmax does not see a factor of all features. */
+static void added(void **state)
+{
+    (void)state;
+    static scene s;
+    make(&s, FEATURE_LOSS_SOFTMAX, true, 0.8);
+    const double loss = run(&s), first = s.grad_z[0];
+    double sum = 0;
+    for (int m = 0; m < M; m++)
+        sum += s.grad_log_alpha[m];
+    assert_true(fabs(sum) < 1e-12);
+    feature_loss_run(&s.loss, s.grad_z, s.grad_log_alpha, s.work);
+    assert_true(s.grad_z[0] == 2 * first);
+    for (int m = 0; m < M; m++)
+        s.log_alpha[m] += 40;
+    assert_true(fabs(run(&s) - loss) < 1e-11);
+    s.loss.tokens = 0;
+    assert_true(run(&s) == 0 && s.grad_z[0] == 0);
+    free(s.work);
+}
+
+/* |x|^2 of some thousands: the softmax loss and its gradients stay finite. */
+static void large_numbers(void **state)
+{
+    (void)state;
+    static scene s;
+    for (int causal = 0; causal < 2; causal++) {
+        make(&s, FEATURE_LOSS_SOFTMAX, causal, 30);
+        assert_true(isfinite(run(&s)));
+        for (int e = 0; e < M * D; e++)
+            assert_true(isfinite(s.grad_z[e]));
+        free(s.work);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sums_over_pairs),
+        cmocka_unit_test(gradients),
+        cmocka_unit_test(added),
+        cmocka_unit_test(large_numbers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
