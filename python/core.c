@@ -171,7 +171,8 @@ static cached_plan *find_plan(const call *c)
             oldest = i;
             break;
         }
-        if (memcmp(&plan->problem, &c->problem, sizeof plan->problem) == 0) {
+        /* Unlike padding would only make a plan once more. */
+        if (memcmp((const char *)&plan->problem, (const char *)&c->problem, sizeof plan->problem) == 0) {
             plan->used = ++module->clock;
             plan->owners++;
             return plan;

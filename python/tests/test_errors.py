@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: MIT
 """What is refused: the exception, and a text that names the argument, what was found, what was expected."""
+
+import gc
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,8 +33,9 @@ VALUE = {
     "beta: shape [2, 5, 3], expected [2, 5, 4]": lambda: kda(beta=-G[..., :3]),
     "beta: 3 at batch 0": lambda: kda(beta=-6 * G),
     "g: 0.5 at batch 0": lambda: softmax(g=-G),
-    "initial_state: shape [2, 4, 8, 9], expected [2, 4, 8, 8]":
-        lambda: kda(initial_state=np.zeros((B, H, K, K + 1), "f4")),
+    "initial_state: shape [2, 4, 8, 9], expected [2, 4, 8, 8]": lambda: kda(
+        initial_state=np.zeros((B, H, K, K + 1), "f4")
+    ),
     "slope: shape [3], expected [4]": lambda: softmax(slope=np.ones(3, "f4")),
     "slope[0]: nan, expected a finite number": lambda: softmax(slope=np.full(4, np.nan, "f4")),
     "scale: 0, expected": lambda: softmax(scale=0),
@@ -48,9 +53,15 @@ VALUE = {
     "w: length 2.82": lambda: la.path_attention(X, X, X, X, -G),
     "cu_seqlens: expected [N + 1]": lambda: softmax(X[:1], X[:1], X[:1], cu_seqlens=np.zeros((2, 2), "i8")),
     "q: shape [2, 5, 4, 8], expected [1, T, H, K]": lambda: softmax(cu_seqlens=np.array([0, 5])),
-    "cu_seqlens[1]: 4, expected the total 5": lambda: softmax(X[:1], X[:1], X[:1], cu_seqlens=np.array([0, 4])),
-    "cu_seqlens[2]: 2 after 3, expected": lambda: softmax(X[:1], X[:1], X[:1], cu_seqlens=np.array([0, 3, 2, 5])),
-    "cu_seqlens[0]: -4611686018427387904, expected 0": lambda: softmax(X[:1], X[:1], X[:1], cu_seqlens=np.array([-(2**62), 2**62, 5])),
+    "cu_seqlens[1]: 4, expected the total 5": lambda: softmax(
+        X[:1], X[:1], X[:1], cu_seqlens=np.array([0, 4])
+    ),
+    "cu_seqlens[2]: 2 after 3, expected": lambda: softmax(
+        X[:1], X[:1], X[:1], cu_seqlens=np.array([0, 3, 2, 5])
+    ),
+    "cu_seqlens[0]: -4611686018427387904, expected 0": lambda: softmax(
+        X[:1], X[:1], X[:1], cu_seqlens=np.array([-(2**62), 2**62, 5])
+    ),
     "threads: 0, expected 1 or more": lambda: la.set_num_threads(0),
 }
 TYPE = {
@@ -61,14 +72,18 @@ TYPE = {
     "q: dtype >f4, expected": lambda: softmax(q=X.astype(">f4")),
     "k: dtype float64, expected float32": lambda: softmax(k=X.astype("f8")),
     "g: dtype float64, expected float32": lambda: softmax(g=G.astype("f8")),
-    "cu_seqlens: dtype float64, expected int64":
-        lambda: softmax(X[:1], X[:1], X[:1], cu_seqlens=np.array([0.0, 5])),
+    "cu_seqlens: dtype float64, expected int64": lambda: softmax(
+        X[:1], X[:1], X[:1], cu_seqlens=np.array([0.0, 5])
+    ),
     "scale: 'big', expected a number": lambda: softmax(scale="big"),
     "window_size: 2.5, expected an integer": lambda: softmax(window_size=2.5),
     "backend: 3, expected a name": lambda: softmax(backend=3),
 }
-CASES = [(kind, text, call) for kind, table in ((ValueError, VALUE), (TypeError, TYPE))
-         for text, call in table.items()]
+CASES = [
+    (kind, text, call)
+    for kind, table in ((ValueError, VALUE), (TypeError, TYPE))
+    for text, call in table.items()
+]
 
 
 @pytest.mark.parametrize("kind, text, call", CASES, ids=[text for _, text, _ in CASES])
@@ -85,12 +100,15 @@ def test_unsupported_is_a_runtime_error():
 
 
 def test_a_refused_call_leaves_nothing():
+    gc.collect()
     before = [sys.getrefcount(x) for x in (X, G)]
     for _ in range(100):
         for _, _, call in CASES:
             with pytest.raises((TypeError, ValueError)):
                 call()
         softmax(), kda()
+    # What pytest keeps of exceptions are circles.
+    gc.collect()
     assert [sys.getrefcount(x) for x in (X, G)] == before
     x = bytearray(4)
     y = np.frombuffer(x, "f4").reshape(1, 1, 1, 1)
@@ -100,7 +118,16 @@ def test_a_refused_call_leaves_nothing():
     x.append(0)
 
 
+def test_the_tour_of_the_page_runs():
+    page = Path(__file__).parents[2] / "docs" / "python.md"
+    (tour,) = re.findall("```python\n(.*?)```", page.read_text(), re.S)
+    exec(tour, {})
+
+
 def test_import_needs_numpy_alone():
     code = "import numpy, sys; n = set(sys.modules); import loam_attn; print(*sorted(set(sys.modules) - n))"
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    assert out.split() == ["loam_attn", "loam_attn._core"]
+    assert [name for name in out.split() if name not in sys.stdlib_module_names] == [
+        "loam_attn",
+        "loam_attn._core",
+    ]

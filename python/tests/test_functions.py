@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Every function against the equations in NumPy (float64, by the reference), every dtype against float64, and
 what must not change a result: strides, threads, packing, a call in two halves."""
+
 import threading
 
 import numpy as np
@@ -30,12 +31,28 @@ class Data:
         self.beta_kv = self.beta[:, :, :heads_kv]
         self.key_bias = real(rng.standard_normal((batch, tokens, H)))
         self.slope, self.sink = real(rng.random(H)), real(rng.standard_normal(H))
-        self.ridge = [real(0.1 + rng.random(shape)) for shape in
-                      [(H,), (batch, tokens, H), (batch, tokens, H, K), (H, K)]]
+        self.ridge = [
+            real(0.1 + rng.random(shape))
+            for shape in [(H,), (batch, tokens, H), (batch, tokens, H, K), (H, K)]
+        ]
 
 
-def scores(d, b, h, i, scale=K**-0.5, causal=True, window_size=None, soft_cap=None, slope=None, key_bias=None,
-           g=None, score="dot", w=None, beta=None):
+def scores(
+    d,
+    b,
+    h,
+    i,
+    scale=K**-0.5,
+    causal=True,
+    window_size=None,
+    soft_cap=None,
+    slope=None,
+    key_bias=None,
+    g=None,
+    score="dot",
+    w=None,
+    beta=None,
+):
     """Scores of the keys of one row, -inf where they are not seen."""
     q, k = d.q[b, i, h], d.k[b, :, h // (H // d.k.shape[2])]
     at = i + len(k) - d.q.shape[1]
@@ -135,43 +152,68 @@ LOCAL = {
     "gated": (lambda d, **o: la.softmax_attention(d.q, d.k, d.v, g=d.g, **o), "g"),
     "forgetting": (lambda d, **o: la.forgetting_attention(d.q, d.k, d.v, d.g, **o), "g"),
     "path": (lambda d, **o: la.path_attention(d.q, d.k, d.v, d.w, d.beta_kv, **o), ("w", "beta_kv")),
-    "path_g": (lambda d, **o: la.path_attention(d.q, d.k, d.v, d.w, d.beta_kv, d.g, **o),
-               ("w", "beta_kv", "g")),
+    "path_g": (
+        lambda d, **o: la.path_attention(d.q, d.k, d.v, d.w, d.beta_kv, d.g, **o),
+        ("w", "beta_kv", "g"),
+    ),
     "parallax": (lambda d, **o: la.parallax(d.q, d.k, d.v, d.probe, **o), dict(kind="parallax")),
     "lla": (lambda d, **o: la.lla(d.q, d.k, d.v, **o), dict(kind="lla")),
-    "lla_max": (lambda d, **o: la.lla(d.q, d.k, d.v, 0.3, ridge_unit="max", **o),
-                dict(kind="lla", ridge=0.3, unit="max")),
-    "lla_trace": (lambda d, **o: la.lla(d.q, d.k, d.v, 1, ridge_unit="trace", **o),
-                  dict(kind="lla", ridge=1, unit="trace")),
+    "lla_max": (
+        lambda d, **o: la.lla(d.q, d.k, d.v, 0.3, ridge_unit="max", **o),
+        dict(kind="lla", ridge=0.3, unit="max"),
+    ),
+    "lla_trace": (
+        lambda d, **o: la.lla(d.q, d.k, d.v, 1, ridge_unit="trace", **o),
+        dict(kind="lla", ridge=1, unit="trace"),
+    ),
     "lla_head": (lambda d, **o: la.lla(d.q, d.k, d.v, d.ridge[0], **o), 0),
     "lla_token": (lambda d, **o: la.lla(d.q, d.k, d.v, d.ridge[1], **o), 1),
     "lla_channel": (lambda d, **o: la.lla(d.q, d.k, d.v, d.ridge[2], **o), 2),
 }
 RECURRENT = {
-    "linear": (lambda d, **o: la.linear_attention(d.q, d.k, d.v, feature_map="elu", **o),
-               lambda d: dict(normalize=True, features=elu)),
-    "linear_sum": (lambda d, **o: la.linear_attention(d.q, d.k, d.v, 0.3, normalize=False, **o),
-                   lambda d: dict(scale=0.3)),
-    "retention": (lambda d, **o: la.retention(d.q, d.k, d.v, **o),
-                  lambda d: dict(g=np.log(1 - 2.0 ** (-5 - np.arange(H))))),
+    "linear": (
+        lambda d, **o: la.linear_attention(d.q, d.k, d.v, feature_map="elu", **o),
+        lambda d: dict(normalize=True, features=elu),
+    ),
+    "linear_sum": (
+        lambda d, **o: la.linear_attention(d.q, d.k, d.v, 0.3, normalize=False, **o),
+        lambda d: dict(scale=0.3),
+    ),
+    "retention": (
+        lambda d, **o: la.retention(d.q, d.k, d.v, **o),
+        lambda d: dict(g=np.log(1 - 2.0 ** (-5 - np.arange(H)))),
+    ),
     "retention_g": (lambda d, **o: la.retention(d.q, d.k, d.v, -d.slope, **o), lambda d: dict(g=-d.slope)),
     "ssd": (lambda d, **o: la.ssd(d.q, d.k, d.v, d.g, d.beta, **o), lambda d: dict(g=d.g, beta=d.beta)),
     "gla": (lambda d, **o: la.gla(d.q, d.k, d.v, d.gk, **o), lambda d: dict(g=d.gk)),
-    "delta": (lambda d, **o: la.delta_rule(d.q, d.k, d.v, d.beta, use_qk_l2norm_in_kernel=True, **o),
-              lambda d: dict(beta=d.beta, delta=True, features=unit)),
+    "delta": (
+        lambda d, **o: la.delta_rule(d.q, d.k, d.v, d.beta, use_qk_l2norm_in_kernel=True, **o),
+        lambda d: dict(beta=d.beta, delta=True, features=unit),
+    ),
     "gated_delta": (
         lambda d, **o: la.gated_delta_rule(d.q, d.k, d.v, d.g, d.beta, use_qk_l2norm_in_kernel=True, **o),
-        lambda d: dict(g=d.g, beta=d.beta, delta=True, features=unit)),
-    "kda": (lambda d, **o: la.kda(d.q, d.k, d.v, d.gk, d.beta, use_qk_l2norm_in_kernel=True, **o),
-            lambda d: dict(g=d.gk, beta=d.beta, delta=True, features=unit)),
-    "mesa": (lambda d, **o: la.mesa(d.q, d.k, d.v, d.g, d.beta, **o),
-             lambda d: dict(g=d.g, beta=d.beta, ridge=0.1, scale=1)),
-    "mesa_number": (lambda d, **o: la.mesa(d.q, d.k, d.v, d.g, d.beta, 0.5, **o),
-                    lambda d: dict(g=d.g, beta=d.beta, ridge=0.5, scale=1)),
-    "mesa_head": (lambda d, **o: la.mesa(d.q, d.k, d.v, d.g, d.beta, d.ridge[0], **o),
-                  lambda d: dict(g=d.g, beta=d.beta, ridge=d.ridge[0], scale=1)),
-    "mesa_channel": (lambda d, **o: la.mesa(d.q, d.k, d.v, d.g, d.beta, d.ridge[3], **o),
-                     lambda d: dict(g=d.g, beta=d.beta, ridge=d.ridge[3], scale=1)),
+        lambda d: dict(g=d.g, beta=d.beta, delta=True, features=unit),
+    ),
+    "kda": (
+        lambda d, **o: la.kda(d.q, d.k, d.v, d.gk, d.beta, use_qk_l2norm_in_kernel=True, **o),
+        lambda d: dict(g=d.gk, beta=d.beta, delta=True, features=unit),
+    ),
+    "mesa": (
+        lambda d, **o: la.mesa(d.q, d.k, d.v, d.g, d.beta, **o),
+        lambda d: dict(g=d.g, beta=d.beta, ridge=0.1, scale=1),
+    ),
+    "mesa_number": (
+        lambda d, **o: la.mesa(d.q, d.k, d.v, d.g, d.beta, 0.5, **o),
+        lambda d: dict(g=d.g, beta=d.beta, ridge=0.5, scale=1),
+    ),
+    "mesa_head": (
+        lambda d, **o: la.mesa(d.q, d.k, d.v, d.g, d.beta, d.ridge[0], **o),
+        lambda d: dict(g=d.g, beta=d.beta, ridge=d.ridge[0], scale=1),
+    ),
+    "mesa_channel": (
+        lambda d, **o: la.mesa(d.q, d.k, d.v, d.g, d.beta, d.ridge[3], **o),
+        lambda d: dict(g=d.g, beta=d.beta, ridge=d.ridge[3], scale=1),
+    ),
 }
 ALL = {name: call for table in (LOCAL, RECURRENT) for name, (call, _) in table.items()}
 
