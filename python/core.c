@@ -314,14 +314,14 @@ static void gather(char *to, const char *from, const Py_ssize_t *shape, const Py
 }
 
 /* The data as the library reads it, copied where they lie otherwise: channels and vectors are contiguous, and
- * no stride is below 0. */
+ * elements are aligned. */
 static const void *readable(call *c, int i, bool contiguous, const Py_ssize_t *shape, Py_ssize_t *stride,
                             int n)
 {
     const Py_buffer *buffer = &c->buffer[i];
     bool fits = (uintptr_t)buffer->buf % (size_t)buffer->itemsize == 0;
     for (int a = 0; a < n; a++)
-        fits = fits && (shape[a] <= 1 || (stride[a] >= 0 && stride[a] % buffer->itemsize == 0));
+        fits = fits && (shape[a] <= 1 || stride[a] % buffer->itemsize == 0);
     if (contiguous) fits = fits && (shape[n - 1] <= 1 || stride[n - 1] == buffer->itemsize);
     if (fits) return buffer->buf;
     size_t bytes = (size_t)buffer->itemsize;

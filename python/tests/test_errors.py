@@ -101,7 +101,7 @@ def test_unsupported_is_a_runtime_error():
 
 def test_a_refused_call_leaves_nothing():
     gc.collect()
-    before = [sys.getrefcount(x) for x in (X, G)]
+    before = [sys.getrefcount(x) for x in (X, G, X.dtype)]
     for _ in range(100):
         for _, _, call in CASES:
             with pytest.raises((TypeError, ValueError)):
@@ -109,7 +109,13 @@ def test_a_refused_call_leaves_nothing():
         softmax(), kda()
     # What pytest keeps of exceptions are circles.
     gc.collect()
-    assert [sys.getrefcount(x) for x in (X, G)] == before
+    assert [sys.getrefcount(x) for x in (X, G, X.dtype)] == before
+    # Owned by their names alone, beside the tuple, the loop and the call here.
+    alone = softmax()
+    o, lse, info = softmax(return_lse=True, return_info=True)
+    _, state = kda(output_final_state=True)
+    counts = [sys.getrefcount(x) for x in (alone, o, lse, info, state, state.base)]
+    assert counts == [4] * 6
     x = bytearray(4)
     y = np.frombuffer(x, "f4").reshape(1, 1, 1, 1)
     softmax(y, y, y)
@@ -122,6 +128,21 @@ def test_the_tour_of_the_page_runs():
     page = Path(__file__).parents[2] / "docs" / "python.md"
     (tour,) = re.findall("```python\n(.*?)```", page.read_text(), re.S)
     exec(tour, {})
+
+
+def test_threads_are_those_that_were_set():
+    # Beside those that NumPy has; in a process of its own, since OpenMP keeps its threads.
+    code = """
+import os, numpy, loam_attn
+x = numpy.ones((1, 256, 4, 8), "f4")
+before = len(os.listdir("/proc/self/task"))
+for n in 1, 3:
+    loam_attn.set_num_threads(n)
+    loam_attn.softmax_attention(x, x, x)
+    print(len(os.listdir("/proc/self/task")) - before)
+"""
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert out.split() == ["0", "2"]
 
 
 def test_import_needs_numpy_alone():

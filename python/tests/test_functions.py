@@ -293,6 +293,10 @@ def strange(x, how):
         return room[..., ::2]
     if how == "heads_first" and x.ndim > 2:
         return np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2)
+    if how == "record":
+        room = np.zeros(x.shape, [("x", x.dtype), ("pad", "u1")])
+        room["x"] = x
+        return room["x"]
     if how == "odd":
         room = np.zeros(x.nbytes + 1, "u1")
         room[1:] = np.frombuffer(x.tobytes(), "u1")
@@ -300,7 +304,7 @@ def strange(x, how):
     return x
 
 
-@pytest.mark.parametrize("how", ["fortran", "backwards", "sliced", "heads_first", "odd"])
+@pytest.mark.parametrize("how", ["fortran", "backwards", "sliced", "heads_first", "record", "odd"])
 @pytest.mark.parametrize("name", ALL)
 def test_strides_change_no_bit(name, how):
     d = Data("f4")
