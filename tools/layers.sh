@@ -56,6 +56,7 @@ tests     include io random train text corpus lm cli cli/attend cli/bench cli/ex
 tests/simd include src/base src/simd tests
 bench     include io cli cli/bench train random src/base src/simd
 examples  include
+python    include
 "
 
 layers=$(echo "$law" | awk '{ printf "%s ", $1 }')
