@@ -155,9 +155,10 @@ static void test_starts(void **state)
         assert_true(away(models[n], "softmax", &warm) <= 0);
         assert_true(away(models[n], "softmax", &low) <= 0);
         assert_true(away(models[n], "parallax", &probe) <= 0);
-        /* Another kernel, whose sums have another order: a few roundings of a loss of 4. */
-        assert_true(away(models[n], "lla-heads", &far) < 2e-6);
-        assert_true(away(models[n], "lla-heads", &near) > 1e-5);
+        /* Another kernel, whose sums have another order: roundings of a loss of 4 to 5, one is 5e-7. */
+        const double apart = away(models[n], "lla-heads", &far);
+        if (!(apart < 1e-5)) fail_msg("%s: %g from softmax at ridge 1e8", models[n], apart);
+        assert_true(away(models[n], "lla-heads", &near) > 1e-4);
     }
 }
 
