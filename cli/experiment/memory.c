@@ -2,7 +2,6 @@
  * loam experiment memory: the working memory of Local Linear Attention, by blocks and as it is written. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/experiment/memory_report.h"
-#include "cli/names.h"
 #include "cli/plot.h"
 #include "cli/progress.h"
 #include "loam.h"
@@ -58,29 +57,6 @@ static int read_request(int argc, char **argv, request *r, bool *help, io_error 
     return experiment_parse(argc, argv, rows, "loam experiment memory [options]", about, help, error);
 }
 
-static const char *backend_word(int index)
-{
-    static const char *const list[] = { "cpu", "cuda", NULL };
-    return list[index];
-}
-
-static const char *dtype_word(int index)
-{
-    static const char *const list[] = { "f32", "bf16", NULL };
-    return list[index];
-}
-
-static int read_place(const request *r, bool *cuda, bool *bf16, io_error *error)
-{
-    int where = 0, what = 0;
-    int status = names_choose("backend", r->backend, backend_word, &where, error);
-    if (status == EXIT_OK && r->dtype) status = names_choose("dtype", r->dtype, dtype_word, &what, error);
-    *cuda = where > 0, *bf16 = r->dtype ? what > 0 : *cuda;
-    if (status == EXIT_OK && *bf16 && !*cuda)
-        status = io_fail(error, EXIT_USAGE, "--dtype bf16: expected f32 on the CPU");
-    return status;
-}
-
 /* Beyond what is free the limit would not hold: the machine would end the process, or another one. */
 static int choose_limit(const request *r, bool cuda, size_t *limit, io_error *error)
 {
@@ -98,14 +74,14 @@ static int choose_limit(const request *r, bool cuda, size_t *limit, io_error *er
 static int make_sweep(const request *r, memory_sweep *s, io_error *error)
 {
     number_list lengths;
-    bool cuda, bf16;
+    backend on;
     int status = experiment_check_out(r->out, error);
     if (status == EXIT_OK) status = experiment_read_list("n", r->lengths, MOST_LENGTH, &lengths, error);
     if (status == EXIT_OK && (lengths.count < 2 || lengths.items[0] < MEMORY_SAMPLE))
         return io_fail(error, EXIT_USAGE, "--n %s: expected two numbers or more, from %d to %d, for a slope",
                        r->lengths, MEMORY_SAMPLE, MOST_LENGTH);
-    if (status == EXIT_OK) status = read_place(r, &cuda, &bf16, error);
-    if (status == EXIT_OK) status = choose_limit(r, cuda, &s->limit, error);
+    if (status == EXIT_OK) status = backend_read(&on, r->backend, r->dtype, error);
+    if (status == EXIT_OK) status = choose_limit(r, on.cuda, &s->limit, error);
     if (status != EXIT_OK) return status;
     s->count = lengths.count;
     for (int method = 0; method < MEMORY_METHODS; method++)
@@ -116,14 +92,13 @@ static int make_sweep(const request *r, memory_sweep *s, io_error *error)
                                                        .seed = (uint64_t)r->seed,
                                                        .threads = r->threads ? (int)r->threads
                                                                              : loam_max_threads(),
-                                                       .cuda = cuda,
-                                                       .bf16 = bf16 };
+                                                       .on = on };
     return EXIT_OK;
 }
 
 static bool is_computed(const memory_point *p, const request *r)
 {
-    return p->what.cuda ? !memory_is_naive(p->what.method) : p->what.length <= r->compute;
+    return p->what.on.cuda ? !memory_is_naive(p->what.method) : p->what.length <= r->compute;
 }
 
 /* About proportional to the time: what is computed counts by operations, what is not by bytes. */

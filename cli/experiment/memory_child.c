@@ -136,7 +136,7 @@ static int measure(const memory_case *c, size_t limit, bool compute, report *out
 {
     memory_sizes *const sizes = &out->result.sizes;
     settle();
-    if (c->cuda) return memory_measure_device(c, limit, compute, &out->result, &out->error);
+    if (c->on.cuda) return memory_measure_device(c, limit, compute, &out->result, &out->error);
     int status = warm_up(c, out);
     if (status == EXIT_OK) status = memory_sizes_of(c, sizes, &out->error);
     if (status == EXIT_OK) status = set_limit(limit, &out->error);

@@ -46,8 +46,8 @@ static const char *take_outputs(const device_case *d, uint16_t *narrow)
 
 static int copy(const device_case *d, copy_fn *how, io_error *error)
 {
-    uint16_t *narrow = d->what->bf16 ? malloc(d->sizes->arrays) : NULL;
-    if (d->what->bf16 && !narrow) return io_fail(error, EXIT_INTERNAL, "out of memory");
+    uint16_t *narrow = d->what->on.bf16 ? malloc(d->sizes->arrays) : NULL;
+    if (d->what->on.bf16 && !narrow) return io_fail(error, EXIT_INTERNAL, "out of memory");
     const char *const why = how(d, narrow);
     free(narrow);
     return why ? fail_device(why, error) : EXIT_OK;

@@ -20,8 +20,8 @@ static loam_problem problem_of(const memory_case *c, loam_pass pass)
     loam_problem problem = loam_problem_default(LOAM_LLA, pass);
     problem.len_q = problem.len_kv = c->length;
     problem.dim_qk = problem.dim_v = c->dim;
-    problem.backend = c->cuda ? LOAM_BACKEND_CUDA : LOAM_BACKEND_CPU;
-    problem.dtype = c->bf16 ? LOAM_BF16 : LOAM_F32;
+    problem.backend = c->on.cuda ? LOAM_BACKEND_CUDA : LOAM_BACKEND_CPU;
+    problem.dtype = c->on.bf16 ? LOAM_BF16 : LOAM_F32;
     problem.threads = c->threads;
     problem.ridge = ridge;
     return problem;

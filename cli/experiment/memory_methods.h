@@ -4,6 +4,7 @@
 #ifndef LOAM_CLI_EXPERIMENT_MEMORY_METHODS_H
 #define LOAM_CLI_EXPERIMENT_MEMORY_METHODS_H
 
+#include "cli/backend.h"
 #include "io/error.h"
 
 #include <stdbool.h>
@@ -36,7 +37,7 @@ typedef struct memory_case {
     int64_t length, dim;
     uint64_t seed;
     int threads;
-    bool cuda, bf16; /* where, and of what type the library's arrays are */
+    backend on; /* where, and of what type the library's arrays are */
 } memory_case;
 
 /* Bytes. */
@@ -49,7 +50,7 @@ typedef struct memory_sizes {
 int memory_sizes_of(const memory_case *c, memory_sizes *sizes, io_error *error);
 
 /* Of an element of q, k, v, o and their gradients; all else is float32. */
-static inline size_t memory_element(const memory_case *c) { return c->bf16 ? 2 : sizeof(float); }
+static inline size_t memory_element(const memory_case *c) { return c->on.bf16 ? 2 : sizeof(float); }
 
 /* What the leading term of the working memory says: 4 n^2 d, 4 n d^2, 4 n d bytes. */
 double memory_formula(const memory_case *c);

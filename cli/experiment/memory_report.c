@@ -20,12 +20,6 @@ static const char *const long_names[MEMORY_METHODS] = { "differences, n^2 d", "s
 static const int colours[MEMORY_METHODS] = { 8, 8, 1, 4, 4, 6 };
 static const int marks[MEMORY_METHODS] = { 5, 9, 7, 5, 9, 13 };
 
-static const char *place_of(const memory_sweep *s)
-{
-    const memory_case *c = &s->points[0][0].what;
-    return !c->cuda ? "on the CPU, f32" : c->bf16 ? "on a GPU, bf16" : "on a GPU, f32";
-}
-
 static bool fits(const memory_point *point) { return point->result.end != MEMORY_OUT; }
 
 /* ---- what was measured */
@@ -146,7 +140,7 @@ static void write_verdict(FILE *out, const memory_sweep *s)
         if (ran_out(s, method))
             fprintf(out, "Out of memory under the limit of %.3g GiB: %s from n = %" PRId64 ".\n",
                     (double)s->limit / gibi, memory_names[method], ran_out(s, method));
-    if (!s->points[0][0].what.cuda)
+    if (!s->points[0][0].what.on.cuda)
         fprintf(
             out,
             "Outputs of the three differ by at most %.1e of the largest, gradients by %.1e, where all was "
@@ -172,7 +166,7 @@ static int write_table(const memory_sweep *s, io_error *error)
     fprintf(out,
             "\nPeak of memory in MiB beyond inputs and outputs, d = %" PRId64
             ", one head, %s (*: allocated and written, not computed)\n%8s",
-            s->points[0][0].what.dim, place_of(s), "n");
+            s->points[0][0].what.dim, backend_text(s->points[0][0].what.on), "n");
     for (int method = 0; method < MEMORY_METHODS; method++)
         fprintf(out, " %20s", memory_names[method]);
     fprintf(out, " %10s %10s\n", "plan: work", "saved");
@@ -225,7 +219,7 @@ static void draw(FILE *out, const memory_sweep *s)
         "set xlabel 'tokens, n (open marks: taken, not computed)' offset 0,0.6\nset logscale xy\nset format "
         "'10^{%%T}'\n"
         "set xrange [%g:%g]\nset yrange [*:%g]\n",
-        place_of(s), d, 0.8 * first, 1.25 * last, 4 * limit);
+        backend_text(s->points[0][0].what.on), d, 0.8 * first, 1.25 * last, 4 * limit);
     for (int method = 0; method < MEMORY_METHODS; method++)
         write_marks(out, s, method);
     const double scale = sizeof(float) / mebi;

@@ -118,6 +118,15 @@ void expect_complaint(const outcome *result, int status, const char *part)
     if (!newline || newline[1]) fail_msg("stderr is not one line: %s", result->err);
 }
 
+void expect_refusals(const char *command, const refusal *cases, size_t count, const char *absent)
+{
+    for (size_t n = 0; n < count; n++) {
+        const outcome told = run_loam("%s %s", command, cases[n].arguments);
+        expect_complaint(&told, cases[n].status, cases[n].said);
+        if (absent) assert_false(file_exists(absent));
+    }
+}
+
 bool file_exists(const char *path) { return access(path, F_OK) == 0; }
 
 int count_files(const char *prefix)

@@ -31,6 +31,15 @@ void expect_status(const outcome *result, int status);
 /* One line on stderr which holds `part`. */
 void expect_complaint(const outcome *result, int status, const char *part);
 
+/* What `loam COMMAND ARGUMENTS` is refused for. */
+typedef struct refusal {
+    const char *arguments;
+    int status;
+    const char *said;
+} refusal;
+/* Each is refused so, and leaves no `absent`, a path; NULL: none is looked for. */
+void expect_refusals(const char *command, const refusal *cases, size_t count, const char *absent);
+
 bool file_exists(const char *path);
 /* Files in the present directory whose names begin so. */
 int count_files(const char *prefix);

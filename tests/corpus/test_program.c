@@ -194,11 +194,7 @@ static void threads_do_not_matter(void **state)
 
 static void bad_input_leaves_nothing(void **state)
 {
-    static const struct {
-        const char *arguments;
-        int status;
-        const char *said;
-    } cases[] = {
+    static const refusal cases[] = {
         { "", EXIT_USAGE, "expected NAME=PATH" },
         { "t=t", EXIT_USAGE, "--out" },
         { "t --out o", EXIT_USAGE, "'t' names no corpus; expected NAME=PATH" },
@@ -224,12 +220,8 @@ static void bad_input_leaves_nothing(void **state)
     make_texts();
     outcome told = run_loam("lm data t=t --out tok --vocabulary 300");
     expect_status(&told, 0);
-    for (size_t n = 0; n < sizeof cases / sizeof *cases; n++) {
-        told = run_loam("lm data %s", cases[n].arguments);
-        expect_complaint(&told, cases[n].status, cases[n].said);
-        assert_false(file_exists("o"));
-        assert_int_equal(count_files(".loam"), 0);
-    }
+    expect_refusals("lm data", cases, sizeof cases / sizeof *cases, "o");
+    assert_int_equal(count_files(".loam"), 0);
 }
 
 int main(void)

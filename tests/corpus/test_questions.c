@@ -165,11 +165,7 @@ static void seeds_differ(void **state)
 
 static void bad_input_is_refused(void **state)
 {
-    static const struct {
-        const char *arguments;
-        int status;
-        const char *said;
-    } cases[] = {
+    static const refusal cases[] = {
         { "", EXIT_USAGE, "expected DATA, --corpus, --kind and --out" },
         { "c --corpus d --kind x --out o", EXIT_USAGE, "--kind x is not known; expected continuation" },
         { "c --corpus x --kind gloss --out o", EXIT_INPUT, "no held-out file of x" },
@@ -184,11 +180,7 @@ static void bad_input_is_refused(void **state)
     outcome told = run_shell("cp -r c odd && printf x >odd/held-t.u16 && "
                              "cp -r c far && printf '\\377\\377' >far/held-t.u16");
     expect_status(&told, 0);
-    for (size_t n = 0; n < sizeof cases / sizeof *cases; n++) {
-        told = run_loam("lm items %s", cases[n].arguments);
-        expect_complaint(&told, cases[n].status, cases[n].said);
-        assert_false(file_exists("o"));
-    }
+    expect_refusals("lm items", cases, sizeof cases / sizeof *cases, "o");
 }
 
 int main(void)

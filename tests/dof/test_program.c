@@ -80,11 +80,7 @@ static void test_same(void **state)
 
 static void test_refusals(void **state)
 {
-    static const struct {
-        const char *arguments;
-        int status;
-        const char *said;
-    } cases[] = {
+    static const refusal cases[] = {
         { "", EXIT_USAGE, "expected one model and --text" },
         { MODELS "llama", EXIT_USAGE, "expected one model and --text" },
         { MODELS "llama --text t.txt --mode rel,att", EXIT_USAGE, "--mode att" },
@@ -106,11 +102,7 @@ static void test_refusals(void **state)
     };
     (void)state;
     make_texts();
-    for (size_t n = 0; n < sizeof cases / sizeof *cases; n++) {
-        const outcome told = run_loam("dof %s", cases[n].arguments);
-        expect_complaint(&told, cases[n].status, cases[n].said);
-        assert_false(file_exists("w"));
-    }
+    expect_refusals("dof", cases, sizeof cases / sizeof *cases, "w");
 }
 
 int main(void)

@@ -161,11 +161,7 @@ static void test_machines(void **state)
 
 static void test_refusals(void **state)
 {
-    static const struct {
-        const char *arguments;
-        int status;
-        const char *said;
-    } cases[] = {
+    static const refusal cases[] = {
         { "", EXIT_USAGE, "expected one model and --text" },
         { MODELS "llama", EXIT_USAGE, "expected one model and --text" },
         { MODELS "llama --text t.txt --train ridge", EXIT_USAGE, "ridges" },
@@ -185,12 +181,8 @@ static void test_refusals(void **state)
     };
     (void)state;
     make_long_text();
-    outcome told = run_shell(": >empty.txt");
-    for (size_t n = 0; n < sizeof cases / sizeof *cases; n++) {
-        told = run_loam("experiment graft %s", cases[n].arguments);
-        expect_complaint(&told, cases[n].status, cases[n].said);
-        assert_false(file_exists("w"));
-    }
+    run_shell(": >empty.txt");
+    expect_refusals("experiment graft", cases, sizeof cases / sizeof *cases, "w");
 }
 
 int main(void)

@@ -402,11 +402,7 @@ static void test_embed_cut(void **state)
 
 static void test_refusals(void **state)
 {
-    static const struct {
-        const char *arguments;
-        int status;
-        const char *said;
-    } cases[] = {
+    static const refusal cases[] = {
         { "", EXIT_USAGE, "no command named" },
         { "evil", EXIT_USAGE, "unknown argument evil" },
         { "info", EXIT_USAGE, "expected one model" },
@@ -448,10 +444,7 @@ static void test_refusals(void **state)
     };
     (void)state;
     make_text();
-    for (size_t n = 0; n < sizeof cases / sizeof *cases; n++) {
-        const outcome told = run_loam("lm %s", cases[n].arguments);
-        expect_complaint(&told, cases[n].status, cases[n].said);
-    }
+    expect_refusals("lm", cases, sizeof cases / sizeof *cases, NULL);
 }
 
 /* Without a device, a driver or a build for them. */

@@ -88,11 +88,7 @@ static void test_killed(void **state)
 
 static void test_refusals(void **state)
 {
-    static const struct {
-        const char *arguments;
-        int status;
-        const char *said;
-    } cases[] = {
+    static const refusal cases[] = {
         { "", EXIT_USAGE, "expected one model and --text" },
         { MODELS "llama", EXIT_USAGE, "expected one model and --text" },
         { MODELS "llama --text t.txt --ridges 1,,2", EXIT_USAGE, "--ridges 1,,2: expected at most" },
@@ -112,12 +108,8 @@ static void test_refusals(void **state)
     };
     (void)state;
     make_texts();
-    outcome told = run_shell("printf ' \\n\\n' >blank.txt; : >empty.txt");
-    for (size_t n = 0; n < sizeof cases / sizeof *cases; n++) {
-        told = run_loam("experiment ridge %s", cases[n].arguments);
-        expect_complaint(&told, cases[n].status, cases[n].said);
-        assert_false(file_exists("w"));
-    }
+    run_shell("printf ' \\n\\n' >blank.txt; : >empty.txt");
+    expect_refusals("experiment ridge", cases, sizeof cases / sizeof *cases, "w");
 }
 
 int main(void)

@@ -124,11 +124,7 @@ static void eval_knows_the_attention(void **state)
 
 static void wrong_runs_are_refused(void **state)
 {
-    static const struct {
-        const char *arguments;
-        int status;
-        const char *said;
-    } cases[] = {
+    static const refusal cases[] = {
         { "lm train", EXIT_USAGE, "expected DATA and --out" },
         { "lm train data", EXIT_USAGE, "expected DATA and --out" },
         { "lm train nowhere --out run", EXIT_INPUT, "nowhere/manifest.json" },
@@ -147,10 +143,7 @@ static void wrong_runs_are_refused(void **state)
     };
     (void)state;
     run_shell("mkdir other; echo '{}' >other/config.json; echo x >t.txt");
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const outcome told = run_loam("%s", cases[i].arguments);
-        expect_complaint(&told, cases[i].status, cases[i].said);
-    }
+    expect_refusals("", cases, sizeof cases / sizeof *cases, NULL);
     outcome told = run_loam(SHORT " --out run");
     expect_status(&told, 0);
     told = run_loam(SHORT " --out run --seed 2");

@@ -26,16 +26,7 @@ static void any_number_of_threads(void **state)
         for (int pass = LOAM_FORWARD; pass <= LOAM_DECODE; pass++) {
             spec s = base(mechanism, pass);
             s.batch = BATCH;
-            values one = values_make(&s);
-            expect_run(&one);
-            for (s.threads = 2; s.threads <= 5; s.threads++) {
-                values more = values_like(&s, &one);
-                expect_run(&more);
-                for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++)
-                    if (one.x[which]) expect_same("more threads", &more, (slot)which, one.x[which]);
-                values_free(&more);
-            }
-            values_free(&one);
+            expect_any_threads(s, 5);
         }
     }
 }

@@ -56,6 +56,23 @@ void expect_same(const char *what, const values *got, slot which, const double *
     expect_same_rows(what, got, which, 0, want, a.batch * a.heads * a.tokens);
 }
 
+void expect_any_threads(spec s, int most)
+{
+    s.threads = 1;
+    values one = values_make(&s);
+    expect_run(&one);
+    for (s.threads = 2; s.threads <= most; s.threads++) {
+        values more = values_like(&s, &one);
+        expect_run(&more);
+        for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++)
+            if (one.x[which]) expect_same("more threads", &more, (slot)which, one.x[which]);
+        if (one.info)
+            assert_memory_equal(more.info, one.info, (size_t)slot_size(&one, SLOT_INFO) * sizeof *one.info);
+        values_free(&more);
+    }
+    values_free(&one);
+}
+
 void expect_no_nan(const values *got)
 {
     for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++) {

@@ -20,6 +20,8 @@ void expect_near(const char *what, const values *got, slot which, const double *
 void expect_same_rows(const char *what, const values *got, slot which, int64_t begin, const double *want,
                       int64_t count);
 void expect_same(const char *what, const values *got, slot which, const double *want);
+/* All outputs, and what is told of rows, have the same bits for 1 thread and for 2 to `most`. */
+void expect_any_threads(spec s, int most);
 void expect_no_nan(const values *got);
 
 #endif
