@@ -100,7 +100,7 @@ static __device__ __forceinline__ void probe_finish(probe_sums &sum)
     }
 }
 
-/* A given probe: writes grad_probe, and returns the thread's part of e = -rho . drho. f = sum p (g - gbar) k.
+/* A given probe: writes grad_probe, and returns the thread's part of rho . f, f = sum p (g - gbar) k.
  * The keys of narrow tiles are not relative to the origin; excess = sum p (g - gbar) corrects f for that. */
 template <int BLOCKS>
 static __device__ __forceinline__ float given_gradient(const float (&f)[BLOCKS][4], int row, float excess,
@@ -109,19 +109,20 @@ static __device__ __forceinline__ float given_gradient(const float (&f)[BLOCKS][
 {
     const int64_t probe = LOCAL_AT(a.probe, x.s.b, x.h, x.s.q0 + i);
     const int64_t out = LOCAL_AT(a.grad_probe, x.s.b, x.h, x.s.q0 + i);
-    float e = 0;
+    float product = 0;
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
         const int c = column_of(n, 0);
         float drho[2];
 #pragma unroll
         for (int s = 0; s < 2; s++) {
-            drho[s] = excess * origin[c + s] - f[n][2 * row + s];
-            e -= c + s < p.dim_qk ? drho[s] * load_real<float>(a.probe.data, p.dtype, probe + c + s) : 0;
+            const float sum = f[n][2 * row + s];
+            drho[s] = excess * origin[c + s] - sum;
+            product += c + s < p.dim_qk ? sum * load_real<float>(a.probe.data, p.dtype, probe + c + s) : 0;
         }
         if (a.grad_probe.data) store_pair(a.grad_probe.data, p.dtype, out, c, p.dim_qk, drho[0], drho[1]);
     }
-    return e;
+    return product;
 }
 
 /* A solved probe: writes drho for the solve; returns the thread's part of |kbar|^2. */
@@ -165,12 +166,13 @@ static __device__ __forceinline__ void put_probe_row(const float (&f)[BLOCKS][4]
 {
     const int64_t i = x.i0 + r.at[row], at = local_row(&p, &x.s, x.h, i);
     row_scalars rec = { 0 };
+    const float excess = WIDE ? 0 : sum.total[row];
     float part = 0;
     if (r.real[row] && solved) {
         part = solved_gradient(f, row, sum.total[row], p, (const float *)saved.kbar + at * p.dim_qk,
                                arrays.y + at * p.dim_qk);
     } else if (r.real[row]) {
-        part = given_gradient(f, row, WIDE ? 0 : sum.total[row], origin, p, a, x, i);
+        part = given_gradient(f, row, excess, origin, p, a, x, i);
     }
     part = quad_sum(part);
     if (!r.real[row] || threadIdx.x % 4 != 0) return;
@@ -182,7 +184,10 @@ static __device__ __forceinline__ void put_probe_row(const float (&f)[BLOCKS][4]
         rec.peak = some ? sum.peak[row] : -1;
         set_unit(rec, p, sum.square[row], some ? weight_of(sum.best[row], rc.lse[row]) : 0);
     } else {
-        rec.e = part;
+        /* e = rho . (f - excess kbar). rho . kbar is saved; with the origin for kbar, as in drho, dq would be
+         * off by excess rho . (kbar - origin) (kbar - origin), far from the origin more than dq is. */
+        const float *const tbar = (const float *)saved.tbar + 2 * at;
+        rec.e = part - excess * (tbar[0] + tbar[1]);
     }
     arrays.record[at] = rec;
 }

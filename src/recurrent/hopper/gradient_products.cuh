@@ -202,6 +202,21 @@ static __device__ __forceinline__ void more_tile(float (&out)[8][4], const weigh
     more_weights<TILE_SIDE>((float(&)[1][8][4])out, w.part[0], tile);
 }
 
+/* out += w tile, all parts of w. Waits for the result. */
+template <int DIM, int PARTS>
+static __device__ __forceinline__ void multiply_pairs(float (&out)[DIM / TILE_SIDE][8][4],
+                                                      const weights_operand<PARTS> &w,
+                                                      const __nv_bfloat16 *tile)
+{
+    wgmma_fence();
+#pragma unroll
+    for (int part = PARTS - 1; part >= 0; part--)
+        more_weights<DIM>(out, w.part[part], tile);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_results(out);
+}
+
 /* The accumulators of a warpgroup, `tiles` times 64 x 64. In the functions below `tile` is the first of
  * its tiles of 64 channels. */
 template <int DIM, gate_reach GATES> using tile_sums = float[gradient_shape<DIM, GATES>::tiles][8][4];
@@ -248,7 +263,7 @@ static __device__ __forceinline__ void multiply_queries(gradient_shared<DIM, GAT
 {
     const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     float s[8][4];
-    weights_operand<1> w;
+    weights_operand<pair_parts<GATES, DELTA>> w;
     multiply_tokens<DIM>(s, rows, sm.in.u);
     weigh_pairs<DIM, GATES, DELTA, false>(s, sm, factor, read, tile);
     split_weights(w, s);
@@ -257,14 +272,24 @@ static __device__ __forceinline__ void multiply_queries(gradient_shared<DIM, GAT
         scale_sums<DIM, GATES>(out, factor * exp2_fast(sm.pre[row].x), factor * exp2_fast(sm.pre[row + 8].x));
     else
         scale_sums<DIM, GATES>(out, factor, factor);
-    if constexpr (GATES == CHANNEL_GATES) {
+    if constexpr (GATES == CHANNEL_GATES)
         add_earlier<DIM, DELTA>(out[0], w.part[0], sm, tile);
-    } else {
-        multiply_weights<DIM>(out, w.part[0], sm.k);
-        wgmma_commit();
-        wgmma_wait<0>();
-        wgmma_results(out);
-    }
+    else
+        multiply_pairs<DIM>(out, w, sm.k);
+}
+
+/* Weights with keys as rows: W_ij where `others` is do (`read`, `factor` is the scale), -beta_i X_ij where it
+ * is dr (`factor` is -1). */
+template <int DIM, gate_reach GATES, bool DELTA, int PARTS>
+static __device__ __forceinline__ void weigh_keys(weights_operand<PARTS> &w,
+                                                  gradient_shared<DIM, GATES, DELTA> &sm,
+                                                  const __nv_bfloat16 *others, float factor, bool read,
+                                                  int tile)
+{
+    float s[8][4];
+    multiply_tokens<DIM>(s, sm.in.u, others);
+    weigh_pairs<DIM, GATES, DELTA, true>(s, sm, factor, read, tile);
+    split_weights(w, s);
 }
 
 /* A warpgroup with keys as rows: y and e; without gates e is y + e, and y is not set. With CHANNEL_GATES
@@ -275,17 +300,27 @@ static __device__ __forceinline__ void multiply_keys(gradient_shared<DIM, GATES,
                                                      tile_sums<DIM, GATES> &y, tile_sums<DIM, GATES> &e,
                                                      float scale, int tile)
 {
-    const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-    float s[8][4];
-    weights_operand<1> w, erased;
-    multiply_tokens<DIM>(s, sm.in.u, sm.in.grad_o);
-    weigh_pairs<DIM, GATES, DELTA, true>(s, sm, scale, true, tile);
-    split_weights(w, s);
-    if (DELTA) {
-        multiply_tokens<DIM>(s, sm.in.u, sm.dr);
-        weigh_pairs<DIM, GATES, DELTA, true>(s, sm, -1, false, tile);
-        split_weights(erased, s);
+    if constexpr (GATES == TOKEN_GATES) {
+        /* One product after the other: weights in two parts are many registers. */
+        const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+        const float2 end = sm.pre[CHUNK_TOKENS - 1];
+#pragma unroll
+        for (int n = 0; n < gradient_shape<DIM, GATES>::tiles; n++)
+            clear(y[n]);
+        weights_operand<pair_parts<GATES, DELTA>> w;
+        weigh_keys(w, sm, sm.in.grad_o, scale, true, tile);
+        multiply_pairs<DIM>(y, w, sm.q);
+        if (DELTA) {
+            weigh_keys(w, sm, sm.dr, -1, false, tile);
+            multiply_pairs<DIM>(y, w, sm.k);
+        }
+        multiply_states<DIM, GATES>(e, sm.in.u, sm.in.grad_state, tile);
+        scale_sums<DIM, GATES>(e, decay_between(end, sm.pre[row]), decay_between(end, sm.pre[row + 8]));
+        return;
     }
+    weights_operand<1> w, erased;
+    weigh_keys(w, sm, sm.in.grad_o, scale, true, tile);
+    if (DELTA) weigh_keys(erased, sm, sm.dr, -1, false, tile);
     if constexpr (GATES == NO_GATES) {
         wgmma_fence();
 #pragma unroll
@@ -297,24 +332,10 @@ static __device__ __forceinline__ void multiply_keys(gradient_shared<DIM, GATES,
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_results(e);
-        return;
-    }
-    multiply_states<DIM, GATES>(e, sm.in.u, sm.in.grad_state, tile);
-    if (GATES == TOKEN_GATES) {
-        const float2 end = sm.pre[CHUNK_TOKENS - 1];
-        scale_sums<DIM, GATES>(e, decay_between(end, sm.pre[row]), decay_between(end, sm.pre[row + 8]));
-    }
-#pragma unroll
-    for (int n = 0; n < gradient_shape<DIM, GATES>::tiles; n++)
-        clear(y[n]);
-    if constexpr (GATES == CHANNEL_GATES) {
+    } else if constexpr (GATES == CHANNEL_GATES) {
+        multiply_states<DIM, GATES>(e, sm.in.u, sm.in.grad_state, tile);
+        clear(y[0]);
         add_later<DIM, DELTA>(y[0], w.part[0], erased.part[0], sm, tile);
-    } else {
-        multiply_weights<DIM>(y, w.part[0], sm.q);
-        if (DELTA) more_weights<DIM>(y, erased.part[0], sm.k);
-        wgmma_commit();
-        wgmma_wait<0>();
-        wgmma_results(y);
     }
 }
 

@@ -20,6 +20,11 @@ template <int DIM, gate_reach GATES> struct gradient_shape {
         blocks = DIM == 64 ? 2 : 1 /* thread blocks resident on a multiprocessor */
     };
 };
+/* bf16 parts of the weights of pairs. In dg_t pairs of tokens on one side of t are in two sums and cancel; of
+ * those on its two sides a delta rule leaves little where keys are alike: each token takes back what the one
+ * before wrote. With one part the rounding of up to 32^2 weights, in y with beta_i and in z without it, would
+ * be left in its place. */
+template <gate_reach GATES, bool DELTA> constexpr int pair_parts = 1 + (DELTA && (GATES == TOKEN_GATES));
 constexpr int STATE_PARTS = 4; /* partial sums over the rows of a state, each by another thread */
 
 template <int DIM, gate_reach GATES, bool DELTA> struct gradient_shared {
