@@ -13,7 +13,7 @@ import re
 import sys
 
 COLUMNS, FUNCTION_LINES, FILE_LINES = 110, 60, 800
-ROOMS = ['bench', 'cli', 'cmake', 'corpus', 'dof', 'examples', 'include', 'io', 'lm', 'python', 'random',
+ROOMS = ['bench', 'cli', 'cmake', 'corpus', 'distill', 'dof', 'examples', 'include', 'io', 'lm', 'python', 'random',
          'src', 'tests', 'text', 'tools', 'train']
 ENTRIES = ('main', 'PyInit__core')
 UNITS = ('.c', '.cu')

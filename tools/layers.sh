@@ -41,6 +41,7 @@ train/cuda include train
 train/cuda/hopper include src/gpu train/cuda
 lm        include io train text random
 dof       include io random train lm
+distill   include io random train lm dof
 cli       include io
 cli/attend     include io cli
 cli/bench      include io cli random
@@ -52,7 +53,7 @@ cli/graft      include io cli cli/experiment cli/training cli/lm cli/ridge text 
 cli/dof        include io cli cli/experiment cli/training cli/lm cli/ridge text train lm dof
 cli/regress    include io cli
 tests     include io random train text corpus lm cli cli/attend cli/bench cli/experiment cli/training \
-          cli/regress cli/ridge cli/graft dof
+          cli/regress cli/ridge cli/graft dof distill
 tests/simd include src/base src/simd tests
 bench     include io cli cli/bench train random src/base src/simd
 examples  include
