@@ -34,7 +34,7 @@ typedef struct training {
 /* Steps 2000, batch 8, rates .02 and .05, the softmax loss. */
 training_options training_options_default(void);
 
-/* Student and activations must live as long. On failure *t is all zero. */
+/* Student and activations must live as long, and *t stays where it is. On failure it is all zero. */
 int training_open(training *t, student *s, const activations *a, const training_options *options,
                   io_error *error);
 void training_close(training *t);

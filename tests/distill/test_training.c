@@ -38,12 +38,10 @@ static training_options short_run(int64_t steps, int threads)
     return o;
 }
 
-static training open_training(student *by, const scene *s, const training_options *o)
+static void open_training(training *t, student *by, const scene *s, const training_options *o)
 {
-    training t;
     io_error error;
-    if (training_open(&t, by, &s->of, o, &error)) fail_msg("%s", error.text);
-    return t;
+    if (training_open(t, by, &s->of, o, &error)) fail_msg("%s", error.text);
 }
 
 /* Of all windows, before any step: the losses of each head. */
@@ -52,7 +50,8 @@ static void losses_of(student *by, const scene *s, feature_loss_kind kind, doubl
     training_options o = short_run(1, 2);
     student copy = *by;
     o.loss = kind, o.batch = SCENE_WINDOWS, o.rate = o.rate_log_alpha = 0;
-    training t = open_training(&copy, s, &o);
+    training t;
+    open_training(&t, &copy, s, &o);
     training_step(&t);
     memcpy(out, t.losses, (size_t)(by->layers * by->heads) * sizeof *out);
     training_close(&t);
@@ -73,7 +72,8 @@ static void test_losses(void **state)
             assert_true(by.layers * by.heads <= MOST_HEADS);
             losses_of(&by, &s, (feature_loss_kind)kind, before);
             o.loss = (feature_loss_kind)kind;
-            training t = open_training(&by, &s, &o);
+            training t;
+            open_training(&t, &by, &s, &o);
             while (training_taken(&t) < o.steps)
                 training_step(&t);
             training_close(&t);
@@ -98,7 +98,8 @@ static void test_gradients(void **state)
     scene_open(&s, "llama");
     o.batch = SCENE_WINDOWS, o.rate = o.rate_log_alpha = 0;
     student by = begin(&s, STUDENT_PAIRS, true, 6);
-    training t = open_training(&by, &s, &o);
+    training t;
+    open_training(&t, &by, &s, &o);
     training_step(&t);
     const int64_t layer = 1, head = by.heads - 1, place = layer * by.heads + head, M = 6;
     for (int which = 0; which < 2; which++) {
@@ -160,7 +161,8 @@ static void test_means(void **state)
     o.batch = SCENE_WINDOWS;
     student by = begin(&s, STUDENT_PAIRS, true, 6), copy = begin(&s, STUDENT_PAIRS, true, 6);
     assert_true(by.queries > 1);
-    training t = open_training(&by, &s, &o);
+    training t;
+    open_training(&t, &by, &s, &o);
     training_step(&t);
     for (int64_t n = 0; n < by.layers * by.heads; n++)
         assert_true(fabs(t.losses[n] - loss_of_head(&copy, &s, n / by.heads, n % by.heads)) < 1e-12);
@@ -182,7 +184,8 @@ static void test_order(void **state)
     scene_open(&s, "llama");
     o.batch = 2;
     student by = begin(&s, STUDENT_NORMAL, false, 2);
-    training t = open_training(&by, &s, &o);
+    training t;
+    open_training(&t, &by, &s, &o);
     for (int i = 0; i < PASSES * SCENE_WINDOWS; i += 2) {
         training_step(&t);
         memcpy(&order[i / SCENE_WINDOWS][i % SCENE_WINDOWS], t.chosen, 2 * sizeof **order);
@@ -223,7 +226,8 @@ static void test_resumed(void **state)
     for (int n = 0; n < 3; n++) {
         const training_options o = short_run(5, n == 1 ? 3 : 1);
         by[n] = begin(&s, STUDENT_PAIRS, false, 6);
-        training t = open_training(&by[n], &s, &o);
+        training t;
+        open_training(&t, &by[n], &s, &o);
         assert_int_equal(training_load(&t, path, &found, &error), 0);
         assert_false(found);
         for (int i = 0; i < (n == 2 ? 2 : 5); i++)
@@ -235,7 +239,8 @@ static void test_resumed(void **state)
     student_close(&by[2]);
     by[2] = begin(&s, STUDENT_NORMAL, false, 6);
     const training_options o = short_run(5, 2);
-    training t = open_training(&by[2], &s, &o);
+    training t;
+    open_training(&t, &by[2], &s, &o);
     if (training_load(&t, path, &found, &error)) fail_msg("%s", error.text);
     assert_true(found);
     assert_int_equal(training_taken(&t), 2);
@@ -257,7 +262,8 @@ static void refuse(const scene *s, student *by, training_options o, const char *
     double *const before = malloc(bytes);
     assert_non_null(before);
     memcpy(before, by->layer[0].z, bytes);
-    training t = open_training(by, s, &o);
+    training t;
+    open_training(&t, by, s, &o);
     assert_int_equal(training_load(&t, path, &found, &error), EXIT_INPUT);
     if (!strstr(error.text, text)) fail_msg("%s", error.text);
     assert_int_equal(training_taken(&t), 0);
@@ -275,7 +281,8 @@ static void test_refused(void **state)
     scene_open(&s, "llama");
     student by = begin(&s, STUDENT_PAIRS, false, 6), other = begin(&s, STUDENT_PAIRS, false, 4);
     training_options o = short_run(5, 1);
-    training t = open_training(&by, &s, &o);
+    training t;
+    open_training(&t, &by, &s, &o);
     training_step(&t);
     assert_int_equal(training_save(&t, path, &error), 0);
     training_close(&t);
