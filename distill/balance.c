@@ -12,25 +12,25 @@
 /* Added to second moments, so that they have an inverse. */
 static const double least = 1e-6;
 
-int moments_open(moments *m, int64_t channels, io_error *error)
+int balance_open(balance_sums *m, int64_t channels, io_error *error)
 {
     const size_t d = (size_t)channels;
-    *m = (moments){ .channels = channels };
+    *m = (balance_sums){ .channels = channels };
     m->first = calloc(d, sizeof *m->first);
     m->second = calloc(d * d, sizeof *m->second);
     if (m->first && m->second) return 0;
-    moments_close(m);
+    balance_close(m);
     return io_fail(error, EXIT_INTERNAL, "out of memory for moments");
 }
 
-void moments_close(moments *m)
+void balance_close(balance_sums *m)
 {
     free(m->first);
     free(m->second);
-    *m = (moments){ 0 };
+    *m = (balance_sums){ 0 };
 }
 
-void moments_add(moments *m, const float *x, int64_t row, int64_t count, double factor)
+void balance_add(balance_sums *m, const float *x, int64_t row, int64_t count, double factor)
 {
     enum { ROOM = 4 * LOAM_MAX_DIM };
     const int64_t d = m->channels, rows = ROOM / d;
@@ -48,14 +48,14 @@ void moments_add(moments *m, const float *x, int64_t row, int64_t count, double 
     m->count += count;
 }
 
-void balance_shift(const moments *x, const moments *y, double factor, double *r)
+void balance_shift(const balance_sums *x, const balance_sums *y, double factor, double *r)
 {
     for (int64_t c = 0; c < x->channels; c++)
         r[c] = (x->first[c] / (double)x->count + y->first[c] / (double)y->count) / factor;
 }
 
 /* mean (x - s)(x - s)^T + least I, s = factor r. */
-static void second_moments(const moments *m, double factor, const double *r, double *out)
+static void second_moments(const balance_sums *m, double factor, const double *r, double *out)
 {
     const int64_t d = m->channels;
     for (int64_t i = 0; i < d; i++)
@@ -97,8 +97,8 @@ static bool powers(int64_t d, const double *s, double p, double *up, double *dow
     return true;
 }
 
-int balance_matrices(const moments *x, const moments *y, double factor, const double *r, double *a, double *b,
-                     io_error *error)
+int balance_matrices(const balance_sums *x, const balance_sums *y, double factor, const double *r, double *a,
+                     double *b, io_error *error)
 {
     const int64_t d = x->channels, square = d * d;
     double *const room = calloc((size_t)(6 * square + d), sizeof *room);

@@ -101,21 +101,21 @@ static int calibrate_head(const work *w, int64_t layer, int64_t head, io_error *
     const student_layer *l = &s->layer[layer];
     const int64_t d = s->channels;
     const double factor = sqrt(w->a->scale[layer]);
-    moments x = { 0 }, y = { 0 };
-    int status = moments_open(&x, d, error);
-    if (!status) status = moments_open(&y, d, error);
+    balance_sums x = { 0 }, y = { 0 };
+    int status = balance_open(&x, d, error);
+    if (!status) status = balance_open(&y, d, error);
     for (int64_t window = 0; !status && window < w->a->windows; window++)
         for (int64_t n = 0; n < s->queries; n++) {
             const dof_text t = activations_text(w->a, layer, head * s->queries + n, window);
-            moments_add(&x, t.q, t.q_row, t.count, factor);
-            if (n == 0) moments_add(&y, t.k, t.k_row, t.count, factor);
+            balance_add(&x, t.q, t.q_row, t.count, factor);
+            if (n == 0) balance_add(&y, t.k, t.k_row, t.count, factor);
         }
     if (!status) balance_shift(&x, &y, factor, l->shift + head * d);
     if (!status && w->balance)
         status = balance_matrices(&x, &y, factor, l->shift + head * d, l->balance + head * d * d,
                                   l->balance_keys + head * d * d, error);
-    moments_close(&x);
-    moments_close(&y);
+    balance_close(&x);
+    balance_close(&y);
     return status;
 }
 

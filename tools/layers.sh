@@ -51,6 +51,7 @@ cli/lm         include io cli cli/training text corpus lm train
 cli/ridge      include io cli cli/experiment cli/training cli/lm text lm train
 cli/graft      include io cli cli/experiment cli/training cli/lm cli/ridge text lm train
 cli/dof        include io cli cli/experiment cli/training cli/lm cli/ridge text train lm dof
+cli/distill    include io cli cli/experiment cli/training cli/lm cli/ridge text train lm dof distill
 cli/regress    include io cli
 tests     include io random train text corpus lm cli cli/attend cli/bench cli/experiment cli/training \
           cli/regress cli/ridge cli/graft dof distill

@@ -18,7 +18,7 @@ static const double factor = 0.5;
 /* Rows of a matrix of two heads; the second is the one that is looked at. */
 typedef struct scene {
     float q[QUERIES * ROW], k[KEYS * ROW];
-    moments x, y;
+    balance_sums x, y;
     double r[D], a[D * D], b[D * D];
 } scene;
 
@@ -45,11 +45,11 @@ static scene *make(bool shift)
     assert_non_null(s);
     fill(s->q, QUERIES, 10);
     fill(s->k, KEYS, 30);
-    assert_int_equal(moments_open(&s->x, D, &error), 0);
-    assert_int_equal(moments_open(&s->y, D, &error), 0);
-    moments_add(&s->x, s->q + D, ROW, QUERIES / 2, factor);
-    moments_add(&s->x, s->q + D + QUERIES / 2 * ROW, ROW, QUERIES - QUERIES / 2, factor);
-    moments_add(&s->y, s->k + D, ROW, KEYS, factor);
+    assert_int_equal(balance_open(&s->x, D, &error), 0);
+    assert_int_equal(balance_open(&s->y, D, &error), 0);
+    balance_add(&s->x, s->q + D, ROW, QUERIES / 2, factor);
+    balance_add(&s->x, s->q + D + QUERIES / 2 * ROW, ROW, QUERIES - QUERIES / 2, factor);
+    balance_add(&s->y, s->k + D, ROW, KEYS, factor);
     if (shift) balance_shift(&s->x, &s->y, factor, s->r);
     if (balance_matrices(&s->x, &s->y, factor, shift ? s->r : NULL, s->a, s->b, &error))
         fail_msg("%s", error.text);
@@ -58,8 +58,8 @@ static scene *make(bool shift)
 
 static void drop(scene *s)
 {
-    moments_close(&s->x);
-    moments_close(&s->y);
+    balance_close(&s->x);
+    balance_close(&s->y);
     free(s);
 }
 
@@ -196,13 +196,13 @@ static void test_degenerate(void **state)
         for (int c = 0; c < D; c++)
             s->k[t * ROW + D + c] = 3;
     for (int bad = 0; bad < 2; bad++) {
-        moments_close(&s->x);
-        moments_close(&s->y);
-        assert_int_equal(moments_open(&s->x, D, &error), 0);
-        assert_int_equal(moments_open(&s->y, D, &error), 0);
+        balance_close(&s->x);
+        balance_close(&s->y);
+        assert_int_equal(balance_open(&s->x, D, &error), 0);
+        assert_int_equal(balance_open(&s->y, D, &error), 0);
         if (bad) s->q[3 * ROW + D] = INFINITY;
-        moments_add(&s->x, s->q + D, ROW, QUERIES, factor);
-        moments_add(&s->y, s->k + D, ROW, KEYS, factor);
+        balance_add(&s->x, s->q + D, ROW, QUERIES, factor);
+        balance_add(&s->y, s->k + D, ROW, KEYS, factor);
         const int status = balance_matrices(&s->x, &s->y, factor, NULL, s->a, s->b, &error);
         assert_int_equal(status, bad ? EXIT_INPUT : 0);
         if (bad) assert_non_null(strstr(error.text, "no numbers"));
