@@ -54,7 +54,7 @@ cli/dof        include io cli cli/experiment cli/training cli/lm cli/ridge text 
 cli/distill    include io cli cli/experiment cli/training cli/lm cli/ridge text train lm dof distill
 cli/regress    include io cli
 tests     include io random train text corpus lm cli cli/attend cli/bench cli/experiment cli/training \
-          cli/regress cli/ridge cli/graft dof distill
+          cli/regress cli/ridge cli/graft cli/distill dof distill
 tests/simd include src/base src/simd tests
 bench     include io cli cli/bench train random src/base src/simd
 examples  include

@@ -48,7 +48,7 @@ static void test_table(void **state)
                                   " --context 16");
     expect_status(&eval, 0);
     const char *const line = strstr(eval.out, "\nall ");
-    double nll;
+    double nll = 0;
     assert_true(line && sscanf(line, "\nall %*d %lf", &nll) == 1);
     assert_true(fabs(nll - softmax) < 2e-4);
     assert_non_null(strstr(all.out, "3 windows of 16 tokens calibrate"));
