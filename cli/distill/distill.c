@@ -7,7 +7,9 @@
 #include "cli/names.h"
 #include "cli/progress.h"
 #include "distill/checkpoint.h"
+#include "distill/needs.h"
 #include "distill/reading.h"
+#include "dof/budget.h"
 #include "io/out_file.h"
 
 #include <inttypes.h>
@@ -21,14 +23,16 @@ static const char ABOUT[] =
     "with features drawn in several ways, and with those that were trained layer by layer on its own queries "
     "and keys.";
 
-static const double interval = 60; /* seconds between checkpoints */
+static const double interval = 60;   /* seconds between checkpoints */
+static const double lambda = 0x1p-8; /* of degrees of freedom, that of loam dof */
 
 typedef struct request {
     lm_words words;
     const char *calibration, *texts, *loss, *out;
     ridge_choice choice; /* of what is predicted */
-    int64_t windows, features, layer, seed;
-    bool shared;
+    int64_t windows, layer, seed;
+    dof_budget budget;
+    bool shared, dof;
     training_options training;
 } request;
 
@@ -45,12 +49,14 @@ static int check(request *r, io_error *error)
     int kind = r->training.loss;
     const int status = names_choose("loss", r->loss, loss_word, &kind, error);
     r->training.loss = (feature_loss_kind)kind, r->training.seed = (uint64_t)r->seed;
+    if (!status && dof_budget_check(&r->budget, error)) return EXIT_USAGE;
     return !status && r->out ? experiment_check_out(r->out, error) : status;
 }
 
 static int read_request(request *r, int argc, char **argv, const char **model, bool *help, io_error *error)
 {
-    *r = (request){ .words = lm_words_default(), .windows = 64, .features = 64, .layer = -1 };
+    *r = (request){ .words = lm_words_default(), .windows = 64, .layer = -1 };
+    r->budget = (dof_budget){ .mean = 64, .unit = 8, .most = LOAM_MAX_DIM };
     r->choice.tokens = 4096, r->choice.context = 512;
     r->training = training_options_default();
     const option_row rows[] = {
@@ -59,7 +65,12 @@ static int read_request(request *r, int argc, char **argv, const char **model, b
         { "text", OPTION_TEXT, &r->texts, 0, 0, "FILE,..", "texts that are predicted" },
         { "tokens", OPTION_INT, &r->choice.tokens, 1, 1e9, "N", "of these, of each as many; default 4096" },
         { "context", OPTION_INT, &r->choice.context, 2, 1e6, "N", "tokens of a window; default 512" },
-        { "features", OPTION_INT, &r->features, 1, LOAM_MAX_DIM, "M", "of each head; default 64" },
+        { "features", OPTION_INT, &r->budget.mean, 1, LOAM_MAX_DIM, "M",
+          "of a head in the mean; default 64" },
+        { "unit", OPTION_INT, &r->budget.unit, 1, LOAM_MAX_DIM, "N",
+          "features are multiples of it; default 8" },
+        { "dof", OPTION_FLAG, &r->dof, 0, 0, NULL,
+          "of layers by the degrees of freedom of their attention, not of all alike" },
         { "shared", OPTION_FLAG, &r->shared, 0, 0, NULL, "one state for the queries that share keys" },
         { "layer", OPTION_INT, &r->layer, 0, 1e6, "N", "the one layer without softmax; default all" },
         { "loss", OPTION_TEXT, &r->loss, 0, 0, "NAME", "softmax (default), l2row or l2" },
@@ -138,6 +149,20 @@ static int read_calibration(command *c, io_error *error)
     return status;
 }
 
+/* Without --dof needs are equal. */
+static int share_features(command *c, io_error *error)
+{
+    double *needs = calloc((size_t)c->of.layers, sizeof *needs);
+    c->features = calloc((size_t)c->of.layers, sizeof *c->features);
+    int status = needs && c->features
+                     ? 0
+                     : io_fail(error, EXIT_INTERNAL, "out of memory for numbers of features");
+    if (!status && c->r->dof) status = activations_needs(&c->of, lambda, c->session.on.threads, needs, error);
+    if (!status) dof_budget_share(&c->r->budget, needs, c->of.layers, c->features);
+    free(needs);
+    return status;
+}
+
 static int open_all(command *c, const char *model, io_error *error)
 {
     int status = lm_session_open(&c->session, model, &c->r->words, error);
@@ -145,14 +170,11 @@ static int open_all(command *c, const char *model, io_error *error)
     const lm_config *config = lm_model_config(c->session.model);
     if (config->architecture == LM_BERT)
         return io_fail(error, EXIT_USAGE, "%s: distillation is of models that predict", model);
-    c->features = calloc((size_t)config->layers, sizeof *c->features);
-    if (!c->features) return io_fail(error, EXIT_INTERNAL, "out of memory for numbers of features");
-    for (int64_t i = 0; i < config->layers; i++)
-        c->features[i] = c->r->features;
     status = ridge_plan_open(&c->plan, &c->r->choice, c->session.model, c->session.tokens, c->r->texts,
                              error);
     if (!status) status = trial_open(&c->trial, &c->plan, c->session.model, error);
-    return status ? status : read_calibration(c, error);
+    if (!status) status = read_calibration(c, error);
+    return status ? status : share_features(c, error);
 }
 
 /* Without student: softmax. */
@@ -246,9 +268,13 @@ static void print(const command *c)
 {
     const trial *t = &c->trial;
     printf("%" PRId64 " windows of %" PRId64 " tokens calibrate, %" PRId64 " windows are predicted; %" PRId64
-           " features of each %s head, %s\n\n%-16s %8s %9s %7s %7s\n",
-           c->of.windows, c->of.tokens, c->plan.window_count, c->r->features, c->r->shared ? "key" : "query",
-           c->r->layer < 0 ? "all layers" : "one layer", "attention", "NLL", "more", "error", "gap");
+           " features of a %s head in the mean, %s\n",
+           c->of.windows, c->of.tokens, c->plan.window_count, c->r->budget.mean,
+           c->r->shared ? "key" : "query", c->r->layer < 0 ? "all layers" : "one layer");
+    for (int64_t i = 0; c->r->dof && i < c->of.layers; i++)
+        printf("%s%" PRId64 "%s", i ? " " : "features by layer: ", c->features[i],
+               i + 1 < c->of.layers ? "" : "\n");
+    printf("\n%-16s %8s %9s %7s %7s\n", "attention", "NLL", "more", "error", "gap");
     for (int arm = 0; arm < t->count; arm++) {
         const trial_value v = trial_value_of(t, arm);
         printf("%-16s %8.4f %+9.4f %7.4f %7.3f\n", t->names[arm], v.mean, v.more, v.error, gap_of(t, arm));

@@ -13,7 +13,7 @@
 
 #define BASE \
     "distill " MODELS "llama --tokenizer " TOKENIZER " --calibration " TEXTS " --text " TEXTS \
-    " --context 16 --windows 3 --features 8 --batch 2 "
+    " --context 16 --windows 3 --batch 2 "
 
 /* NLL of an attention in the table. */
 static double nll_of(const outcome *told, const char *name)
@@ -33,9 +33,9 @@ static void test_table(void **state)
     };
     (void)state;
     make_texts();
-    const outcome all = run_loam(BASE "--steps 0 --out a");
+    const outcome all = run_loam(BASE "--features 8 --steps 0 --out a");
     expect_status(&all, 0);
-    const outcome one = run_loam(BASE "--steps 0 --layer 1 --shared");
+    const outcome one = run_loam(BASE "--features 8 --steps 0 --layer 1 --shared");
     expect_status(&one, 0);
     const double softmax = nll_of(&all, "softmax");
     assert_true(fabs(nll_of(&one, "softmax") - softmax) < 1e-9);
@@ -56,19 +56,40 @@ static void test_table(void **state)
     assert_int_equal(atoi(rows.out), 7);
 }
 
+/* By degrees of freedom layers differ, and have as many features together as with 60 each. */
+static void test_budget(void **state)
+{
+    (void)state;
+    make_texts();
+    const outcome told = run_loam(BASE "--features 60 --unit 1 --dof --steps 0");
+    expect_status(&told, 0);
+    const char *at = strstr(told.out, "features by layer: ");
+    assert_non_null(at);
+    int64_t sum = 0, layers = 0;
+    bool differ = false;
+    at += strlen("features by layer: ");
+    for (char *end; *at != '\n'; at = end, layers++) {
+        const int64_t of = strtol(at, &end, 10);
+        differ |= of != 60, sum += of;
+    }
+    assert_true(layers > 1 && sum == 60 * layers && differ);
+    const outcome uneven = run_loam(BASE "--features 6 --unit 4");
+    expect_status(&uneven, 2);
+}
+
 /* A run that is cut and goes on ends where one run ends; with other options it is refused. */
 static void test_resumed(void **state)
 {
     (void)state;
     make_texts();
-    outcome told = run_loam(BASE "--steps 6 --out r");
+    outcome told = run_loam(BASE "--features 8 --steps 6 --out r");
     expect_status(&told, 0);
     const double trained = nll_of(&told, "trained");
     assert_true(fabs(trained - nll_of(&told, "balanced pairs")) > 1e-4);
-    told = run_loam(BASE "--steps 6 --out r");
+    told = run_loam(BASE "--features 8 --steps 6 --out r");
     expect_status(&told, 0);
     assert_true(fabs(nll_of(&told, "trained") - trained) < 1e-9);
-    told = run_loam(BASE "--steps 7 --out r");
+    told = run_loam(BASE "--features 8 --steps 7 --out r");
     expect_status(&told, 3);
     assert_non_null(strstr(told.err, "r/student.safetensors is of another run"));
 }
@@ -94,6 +115,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table),
+        cmocka_unit_test(test_budget),
         cmocka_unit_test(test_resumed),
         cmocka_unit_test(test_refused),
     };
