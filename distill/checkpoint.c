@@ -9,11 +9,11 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { OF_LAYER = 9, NAME = 48, LINE = 512 };
+enum { NAME = 48, LINE = 512 };
 
 /* What is saved, where it lies: `step`, then OF_LAYER arrays of each layer. The first FIXED of these are
  * calibration, which a run must have before it goes on. */
-enum { FIXED = 3 };
+enum { OF_LAYER = 9, FIXED = 3 };
 typedef struct pieces {
     size_t count;
     char (*text)[NAME];

@@ -18,7 +18,7 @@ training_options training_options_default(void)
 
 /* ---- open and close */
 
-/* Two passes: memory.h. */
+/* Called twice: to add up the memory, and to take it (train/machine.h). */
 static void take_arrays(training *t)
 {
     const student *s = t->s;
