@@ -8,6 +8,7 @@ int command_attend(int argc, char **argv);
 int command_regress(int argc, char **argv);
 int command_experiment(int argc, char **argv);
 int command_convert(int argc, char **argv);
+int command_distill(int argc, char **argv);
 int command_dof(int argc, char **argv);
 int command_lm(int argc, char **argv);
 int command_bench(int argc, char **argv);

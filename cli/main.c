@@ -24,6 +24,7 @@ static const command COMMANDS[] = {
     { "experiment", command_experiment, "two regression tasks at test time: who predicts best" },
     { "lm", command_lm, "language models: what they are, predict and write" },
     { "dof", command_dof, "how many features the heads of a language model need" },
+    { "distill", command_distill, "a language model with features in the place of softmax" },
     { "convert", command_convert, "a language model into the files of the Hugging Face library" },
     { "bench", command_bench, "the speed of the kernels against what the machine can do" },
     { "list", command_list, "the kernels of this build, or the mechanisms as fits" },

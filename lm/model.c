@@ -122,7 +122,7 @@ int lm_model_fetch(const lm_model *m, float *to, matrix rows, io_error *error)
 
 static bool layers_differ(const lm_text *t)
 {
-    return t->of->config->scale_by_layer || t->options.only >= 0 || t->options.heads;
+    return t->of->config->scale_by_layer || t->options.only >= 0 || t->options.heads || t->options.features;
 }
 
 static text_plans *plans_of(const lm_text *t, int64_t layer, int64_t head)
@@ -151,9 +151,10 @@ static loam_problem problem_of(const lm_text *t, attended what)
 {
     const lm_model *m = t->of;
     const lm_config *c = m->config;
+    const lm_features *features = manner_features(&t->options, what.layer);
     const int64_t group = c->heads_q / c->heads_kv;
     const bool causal = c->architecture != LM_BERT,
-               step = what.queries == 1 && causal && !m->on->gpu && t->batch == 1;
+               step = what.queries == 1 && causal && !m->on->gpu && t->batch == 1 && !features;
     const manner its = manner_of(&t->options, c, what.layer, what.first);
     loam_problem p = loam_problem_default(its.mechanism, step ? LOAM_DECODE : LOAM_FORWARD);
     p.dtype = m->on->operand;
@@ -166,6 +167,7 @@ static loam_problem problem_of(const lm_text *t, attended what)
     p.scale = its.inverse_temperature * lm_config_scale(c, what.layer);
     p.decay = t->options.own && c->forgets;
     if (t->batch > 1) p.batch = t->batch, p.len_kv = what.queries;
+    if (features) manner_features_problem(features, &p);
     if (is_split(t, &p)) p.batch = t->splits, p.len_kv = SPLIT, p.causal = 0;
     if (its.mechanism != LOAM_LLA) return p;
     p.ridge_unit = t->options.own ? c->ridge_unit : t->options.ridge_unit;
@@ -477,8 +479,13 @@ static int attend_heads(lm_text *t, attended what, matrix o, matrix q, io_error 
 {
     const int64_t d = t->of->config->head_dim, from = what.first * d, width = what.count * d;
     const machine *on = t->of->on;
+    const lm_features *features = manner_features(&t->options, what.layer);
     const loam_plan *plan;
     loam_error reason;
+    if (features && t->length > 0)
+        return io_fail(error, EXIT_USAGE,
+                       "features read a text in one go: %lld of its tokens were read before",
+                       (long long)t->length);
     const int status = plan_for(t, what, &plan, error);
     if (status) return status;
     const bool split = t->batch == 1 && loam_plan_problem(plan)->batch > 1;
@@ -488,6 +495,7 @@ static int attend_heads(lm_text *t, attended what, matrix o, matrix q, io_error 
     loam_args args = args_of(t, what, loam_plan_problem(plan), out, q);
     if (t->batch > 1) batch_args(what.queries, &args);
     if (split) split_args(t, parts, lse, &args);
+    if (features) manner_features_args(features, t->of->config, &args);
     if (loam_run(plan, &args, &reason)) return failed(&reason, error);
     if (split) on->op->merge_parts(on, out, parts, lse);
     return 0;

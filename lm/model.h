@@ -12,6 +12,17 @@ typedef struct lm_head {
     double inverse_temperature;
 } lm_head;
 
+/* Positive random features in the place of a layer's softmax (docs/features.md), arrays of float in the
+ * machine's memory. Heads are those of the queries or, shared, of the keys. */
+typedef struct lm_features {
+    int64_t features; /* of each head; 0: the layer has softmax */
+    bool shared;
+    const float *z;                      /* [heads][features][head_dim] */
+    const float *log_alpha;              /* [heads][features] */
+    const float *shift;                  /* [heads][head_dim] */
+    const float *balance, *balance_keys; /* [heads][head_dim][head_dim] */
+} lm_features;
+
 typedef struct lm_options {
     loam_dtype weights;       /* in memory: LOAM_F32, or 16-bit */
     loam_mechanism mechanism; /* LOAM_SOFTMAX, LOAM_LLA, or LOAM_PARALLAX, whose probe is 0 */
@@ -27,6 +38,9 @@ typedef struct lm_options {
     /* [layers][heads_q], in the place of all above but weights and ridge_unit; it must live as long as what
      * was opened with it. NULL: none. */
     const lm_head *heads;
+    /* [layers], in the place of the mechanism; it must live as long, too. Texts are then read in one go, by a
+     * model that sees what came before. NULL: none. */
+    const lm_features *features;
 } lm_options;
 
 lm_options lm_options_default(void);

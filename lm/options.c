@@ -28,6 +28,15 @@ static int check_heads(const lm_config *c, const lm_head *heads, io_error *error
     return 0;
 }
 
+static int check_features(const lm_options *o, const lm_config *c, io_error *error)
+{
+    if (c->architecture == LM_BERT)
+        return io_fail(error, EXIT_USAGE, "features: the model's tokens see those after them");
+    if (o->heads || o->only_head >= 0 || o->own)
+        return io_fail(error, EXIT_USAGE, "features are those of all heads of a layer");
+    return 0;
+}
+
 int lm_options_check(const lm_options *o, const lm_config *c, io_error *error)
 {
     if (o->only >= c->layers)
@@ -36,7 +45,34 @@ int lm_options_check(const lm_options *o, const lm_config *c, io_error *error)
     if (o->only_head >= c->heads_q)
         return io_fail(error, EXIT_USAGE, "head %lld: the model's layers have %lld", (long long)o->only_head,
                        (long long)c->heads_q);
+    if (o->features && check_features(o, c, error)) return EXIT_USAGE;
     return o->heads ? check_heads(c, o->heads, error) : 0;
+}
+
+/* ---- features */
+
+const lm_features *manner_features(const lm_options *o, int64_t layer)
+{
+    const bool has = o->features && (o->only < 0 || o->only == layer) && o->features[layer].features > 0;
+    return has ? &o->features[layer] : NULL;
+}
+
+void manner_features_problem(const lm_features *f, loam_problem *p)
+{
+    p->len_kv = p->len_q;
+    p->feature_map = LOAM_FEATURES_POSITIVE, p->normalise = 1;
+    p->features = f->features, p->features_shared = f->shared;
+}
+
+void manner_features_args(const lm_features *f, const lm_config *c, loam_args *args)
+{
+    const int64_t heads = f->shared ? c->heads_kv : c->heads_q, d = c->head_dim;
+    args->lens_kv = NULL;
+    args->z = loam_dense(f->z, heads, f->features, d);
+    args->log_alpha = loam_dense(f->log_alpha, heads, f->features, 1);
+    args->shift = loam_dense(f->shift, heads, 1, d);
+    args->balance = loam_dense(f->balance, heads, d, d);
+    args->balance_keys = loam_dense(f->balance_keys, heads, d, d);
 }
 
 /* ---- heads */
@@ -47,6 +83,7 @@ manner manner_of(const lm_options *o, const lm_config *c, int64_t layer, int64_t
         const lm_head *h = &o->heads[layer * c->heads_q + head];
         return (manner){ isinf(h->ridge) ? LOAM_SOFTMAX : LOAM_LLA, h->ridge, h->inverse_temperature };
     }
+    if (manner_features(o, layer)) return (manner){ .mechanism = LOAM_LINEAR, .inverse_temperature = 1 };
     const bool has = (o->only < 0 || o->only == layer) && (o->only_head < 0 || o->only_head == head);
     return (manner){ has ? o->mechanism : LOAM_SOFTMAX, o->ridge, o->inverse_temperature };
 }

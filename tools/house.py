@@ -13,8 +13,8 @@ import re
 import sys
 
 COLUMNS, FUNCTION_LINES, FILE_LINES = 110, 60, 800
-ROOMS = ['bench', 'cli', 'cmake', 'corpus', 'dof', 'examples', 'include', 'io', 'lm', 'python', 'random',
-         'src', 'tests', 'text', 'tools', 'train']
+ROOMS = ['bench', 'cli', 'cmake', 'corpus', 'distill', 'dof', 'examples', 'include', 'io', 'lm', 'python',
+         'random', 'src', 'tests', 'text', 'tools', 'train']
 ENTRIES = ('main', 'PyInit__core')
 UNITS = ('.c', '.cu')
 HEADERS = ('.h', '.inc', '.cuh')

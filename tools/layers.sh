@@ -41,6 +41,7 @@ train/cuda include train
 train/cuda/hopper include src/gpu train/cuda
 lm        include io train text random
 dof       include io random train lm
+distill   include io random train lm dof
 cli       include io
 cli/attend     include io cli
 cli/bench      include io cli random
@@ -50,9 +51,10 @@ cli/lm         include io cli cli/training text corpus lm train
 cli/ridge      include io cli cli/experiment cli/training cli/lm text lm train
 cli/graft      include io cli cli/experiment cli/training cli/lm cli/ridge text lm train
 cli/dof        include io cli cli/experiment cli/training cli/lm cli/ridge text train lm dof
+cli/distill    include io cli cli/experiment cli/training cli/lm cli/ridge text train lm dof distill
 cli/regress    include io cli
 tests     include io random train text corpus lm cli cli/attend cli/bench cli/experiment cli/training \
-          cli/regress cli/ridge cli/graft dof
+          cli/regress cli/ridge cli/graft cli/distill dof distill
 tests/simd include src/base src/simd tests
 bench     include io cli cli/bench train random src/base src/simd
 examples  include

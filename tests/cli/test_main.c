@@ -36,8 +36,8 @@ static void version_is_the_header_s(void **state)
 static void help_names_every_command(void **state)
 {
     (void)state;
-    static const char *const commands[] = { "attend", "regress", "experiment", "lm",  "convert",
-                                            "dof",    "bench",   "list",       "info" };
+    static const char *const commands[] = { "attend", "regress", "experiment", "lm",   "convert",
+                                            "dof",    "distill", "bench",      "list", "info" };
     const int count = sizeof commands / sizeof *commands;
     outcome all = run_loam("--help");
     for (int i = 0; i < count; i++) {

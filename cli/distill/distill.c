@@ -1,0 +1,335 @@
+/* SPDX-License-Identifier: MIT
+ * loam distill: a pretrained Transformer whose softmax attention becomes positive random features. */
+#include "cli/command.h"
+#include "cli/distill/trial.h"
+#include "cli/experiment/options.h"
+#include "cli/lm/lm.h"
+#include "cli/names.h"
+#include "cli/progress.h"
+#include "distill/checkpoint.h"
+#include "distill/needs.h"
+#include "distill/reading.h"
+#include "dof/budget.h"
+#include "io/out_file.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char USAGE[] = "loam distill MODEL --calibration FILE[,FILE..] --text FILE[,FILE..] [options]";
+static const char ABOUT[] =
+    "Softmax attention of a pretrained Transformer as positive random features: how well the model predicts "
+    "with features drawn in several ways, and with those that were trained layer by layer on its own queries "
+    "and keys.";
+
+static const double interval = 60;   /* seconds between checkpoints */
+static const double lambda = 0x1p-8; /* of degrees of freedom, that of loam dof */
+
+typedef struct request {
+    lm_words words;
+    const char *calibration, *texts, *loss, *out;
+    ridge_choice choice; /* of what is predicted */
+    int64_t windows, layer, seed;
+    dof_budget budget;
+    bool shared, dof;
+    training_options training;
+} request;
+
+static const char *loss_word(int index)
+{
+    static const char *const words[] = { "softmax", "l2row", "l2", NULL };
+    return words[index];
+}
+
+/* ---- options */
+
+static int check(request *r, io_error *error)
+{
+    int kind = r->training.loss;
+    const int status = names_choose("loss", r->loss, loss_word, &kind, error);
+    r->training.loss = (feature_loss_kind)kind, r->training.seed = (uint64_t)r->seed;
+    if (!status && dof_budget_check(&r->budget, error)) return EXIT_USAGE;
+    return !status && r->out ? experiment_check_out(r->out, error) : status;
+}
+
+static int read_request(request *r, int argc, char **argv, const char **model, bool *help, io_error *error)
+{
+    *r = (request){ .words = lm_words_default(), .windows = 64, .layer = -1 };
+    r->budget = (dof_budget){ .mean = 64, .unit = 8, .most = LOAM_MAX_DIM };
+    r->choice.tokens = 4096, r->choice.context = 512;
+    r->training = training_options_default();
+    const option_row rows[] = {
+        { "calibration", OPTION_TEXT, &r->calibration, 0, 0, "FILE,..", "texts that features are fitted to" },
+        { "windows", OPTION_INT, &r->windows, 1, 1e6, "N", "of them, of whole context; default 64" },
+        { "text", OPTION_TEXT, &r->texts, 0, 0, "FILE,..", "texts that are predicted" },
+        { "tokens", OPTION_INT, &r->choice.tokens, 1, 1e9, "N", "of these, of each as many; default 4096" },
+        { "context", OPTION_INT, &r->choice.context, 2, 1e6, "N", "tokens of a window; default 512" },
+        { "features", OPTION_INT, &r->budget.mean, 1, LOAM_MAX_DIM, "M",
+          "of a head in the mean; default 64" },
+        { "unit", OPTION_INT, &r->budget.unit, 1, LOAM_MAX_DIM, "N",
+          "features are multiples of it; default 8" },
+        { "dof", OPTION_FLAG, &r->dof, 0, 0, NULL,
+          "of layers by the degrees of freedom of their attention, not of all alike" },
+        { "shared", OPTION_FLAG, &r->shared, 0, 0, NULL, "one state for the queries that share keys" },
+        { "layer", OPTION_INT, &r->layer, 0, 1e6, "N", "the one layer without softmax; default all" },
+        { "loss", OPTION_TEXT, &r->loss, 0, 0, "NAME", "softmax (default), l2row or l2" },
+        { "steps", OPTION_INT, &r->training.steps, 0, 1e9, "N", "of training; default 2000, 0: none" },
+        { "batch", OPTION_INT, &r->training.batch, 1, 1e6, "N", "windows of a step; default 8" },
+        { "rate", OPTION_REAL, &r->training.rate, 1e-9, 10, "X", "of z; default 0.02" },
+        { "rate-alpha", OPTION_REAL, &r->training.rate_log_alpha, 1e-9, 10, "X",
+          "of log alpha; default 0.05" },
+        { "seed", OPTION_INT, &r->seed, 0, 9e15, "N", "of draws and orders; default 0" },
+        { "out", OPTION_TEXT, &r->out, 0, 0, "DIR",
+          "results.csv, and student.safetensors, from which training goes on; default none" },
+        { "weights", OPTION_TEXT, &r->words.weights, 0, 0, "TYPE",
+          "in memory: f32, bf16 or f16; default: the file's type, of 4- and 8-bit files f32" },
+        { "tokenizer", OPTION_TEXT, &r->words.tokenizer, 0, 0, "PATH",
+          "tokenizer.json, a folder or .gguf; default: beside the model" },
+        { "threads", OPTION_INT, &r->words.threads, 1, 4096, "N",
+          "default: all; results do not depend on it" },
+        { .name = NULL },
+    };
+    const int status = options_parse(&argc, argv, rows, USAGE, ABOUT, help, error);
+    if (status || *help) return status;
+    if (argc != 2 || !r->texts || !r->calibration)
+        return io_fail(error, EXIT_USAGE, "expected one model, --calibration and --text; usage: %s", USAGE);
+    *model = argv[1];
+    return check(r, error);
+}
+
+/* ---- a run */
+
+typedef struct command {
+    const request *r;
+    lm_session session;
+    ridge_plan plan;
+    activations of;
+    trial trial;
+    int64_t *features; /* [layers] */
+} command;
+
+static void count_one(void *bar) { progress_add(bar, 1); }
+
+/* Whole windows of the calibration's texts; tokens [windows][context]. */
+static int take_windows(const command *c, const ridge_plan *p, int32_t *ids, int64_t *count, io_error *error)
+{
+    *count = 0;
+    for (int64_t n = 0; n < p->window_count && *count < c->r->windows; n++)
+        if (p->windows[n].at.inputs == p->choice.context)
+            ridge_inputs(p, &p->windows[n], ids + (*count)++ * p->choice.context);
+    if (*count > 0) return 0;
+    return io_fail(error, EXIT_INPUT, "--calibration %s: no window of %" PRId64 " tokens", c->r->calibration,
+                   p->choice.context);
+}
+
+static int read_calibration(command *c, io_error *error)
+{
+    ridge_choice choice = c->r->choice;
+    ridge_plan p;
+    progress bar;
+    int64_t count = 0;
+    /* Each text has whole windows. */
+    int64_t texts = 1;
+    for (const char *at = c->r->calibration; (at = strchr(at, ',')); at++)
+        texts++;
+    choice.tokens = (c->r->windows + texts - 1) / texts * texts * choice.context;
+    int status = ridge_plan_open(&p, &choice, c->session.model, c->session.tokens, c->r->calibration, error);
+    if (status) return status;
+    int32_t *ids = calloc((size_t)c->r->windows, (size_t)choice.context * sizeof *ids);
+    status = ids ? take_windows(c, &p, ids, &count, error)
+                 : io_fail(error, EXIT_INTERNAL, "out of memory for windows");
+    progress_begin(&bar, "calibration", count);
+    if (!status)
+        status = activations_open(&c->of, c->session.model, ids, count, choice.context, count_one, &bar,
+                                  error);
+    progress_end(&bar);
+    free(ids);
+    ridge_plan_close(&p);
+    return status;
+}
+
+/* Without --dof needs are equal. */
+static int share_features(command *c, io_error *error)
+{
+    double *needs = calloc((size_t)c->of.layers, sizeof *needs);
+    c->features = calloc((size_t)c->of.layers, sizeof *c->features);
+    int status = needs && c->features
+                     ? 0
+                     : io_fail(error, EXIT_INTERNAL, "out of memory for numbers of features");
+    if (!status && c->r->dof) status = activations_needs(&c->of, lambda, c->session.on.threads, needs, error);
+    if (!status) dof_budget_share(&c->r->budget, needs, c->of.layers, c->features);
+    free(needs);
+    return status;
+}
+
+static int open_all(command *c, const char *model, io_error *error)
+{
+    int status = lm_session_open(&c->session, model, &c->r->words, error);
+    if (status) return status;
+    const lm_config *config = lm_model_config(c->session.model);
+    if (config->architecture == LM_BERT)
+        return io_fail(error, EXIT_USAGE, "%s: distillation is of models that predict", model);
+    status = ridge_plan_open(&c->plan, &c->r->choice, c->session.model, c->session.tokens, c->r->texts,
+                             error);
+    if (!status) status = trial_open(&c->trial, &c->plan, c->session.model, error);
+    if (!status) status = read_calibration(c, error);
+    return status ? status : share_features(c, error);
+}
+
+/* Without student: softmax. */
+static int measure(command *c, const char *name, const student *s, io_error *error)
+{
+    lm_options options = lm_options_default();
+    reading r = { 0 };
+    progress bar;
+    int status = s ? reading_open(&r, s, &c->session.on, error) : 0;
+    if (status) return status;
+    options.features = r.layers, options.only = s ? c->r->layer : -1;
+    progress_begin(&bar, name, c->plan.window_count);
+    status = trial_run(&c->trial, name, &options, count_one, &bar, error);
+    progress_end(&bar);
+    reading_close(&r);
+    return status;
+}
+
+static int begin(const command *c, student *s, student_start start, bool calibrated, io_error *error)
+{
+    const int threads = c->session.on.threads;
+    int status = student_open(s, &c->of, c->features, c->r->shared, error);
+    if (!status && calibrated) status = student_calibrate(s, &c->of, true, threads, error);
+    return status ? status : student_begin(s, &c->of, start, c->r->training.seed, threads, error);
+}
+
+/* The features that need no training. */
+static int measure_drawn(command *c, io_error *error)
+{
+    static const struct {
+        const char *name;
+        student_start start;
+        bool calibrated;
+    } arms[] = { { "uniform", STUDENT_UNIFORM, false },       { "normal", STUDENT_NORMAL, false },
+                 { "orthogonal", STUDENT_ORTHOGONAL, false }, { "dct", STUDENT_DCT, false },
+                 { "pairs", STUDENT_PAIRS, false },           { "balanced pairs", STUDENT_PAIRS, true } };
+    int status = 0;
+    for (size_t i = 0; !status && i < sizeof arms / sizeof *arms; i++) {
+        student s = { 0 };
+        status = begin(c, &s, arms[i].start, arms[i].calibrated, error);
+        if (!status) status = measure(c, arms[i].name, &s, error);
+        student_close(&s);
+    }
+    return status;
+}
+
+/* From the checkpoint, where there is one, to the last step. */
+static int run_training(training *t, const char *path, io_error *error)
+{
+    bool found = false;
+    progress bar;
+    double saved = lm_seconds();
+    int status = path ? training_load(t, path, &found, error) : 0;
+    const int64_t from = training_taken(t);
+    progress_begin(&bar, "training", t->options.steps - from);
+    while (!status && training_taken(t) < t->options.steps) {
+        training_step(t);
+        progress_add(&bar, 1);
+        if (!path || lm_seconds() - saved < interval) continue;
+        status = training_save(t, path, error);
+        saved = lm_seconds();
+    }
+    progress_end(&bar);
+    return !status && path && training_taken(t) > from ? training_save(t, path, error) : status;
+}
+
+static int measure_trained(command *c, const char *path, io_error *error)
+{
+    training_options options = c->r->training;
+    student s = { 0 };
+    training t = { 0 };
+    options.threads = c->session.on.threads;
+    int status = begin(c, &s, STUDENT_PAIRS, true, error);
+    if (!status) status = training_open(&t, &s, &c->of, &options, error);
+    if (!status) status = run_training(&t, path, error);
+    training_close(&t);
+    if (!status) status = measure(c, "trained", &s, error);
+    student_close(&s);
+    return status;
+}
+
+/* ---- results */
+
+/* By how much of what features of N(0, I) lose. */
+static double gap_of(const trial *t, int arm)
+{
+    return trial_value_of(t, arm).more / trial_value_of(t, 2).more;
+}
+
+static void print(const command *c)
+{
+    const trial *t = &c->trial;
+    printf("%" PRId64 " windows of %" PRId64 " tokens calibrate, %" PRId64 " windows are predicted; %" PRId64
+           " features of a %s head in the mean, %s\n",
+           c->of.windows, c->of.tokens, c->plan.window_count, c->r->budget.mean,
+           c->r->shared ? "key" : "query", c->r->layer < 0 ? "all layers" : "one layer");
+    for (int64_t i = 0; c->r->dof && i < c->of.layers; i++)
+        printf("%s%" PRId64 "%s", i ? " " : "features by layer: ", c->features[i],
+               i + 1 < c->of.layers ? "" : "\n");
+    printf("\n%-16s %8s %9s %7s %7s\n", "attention", "NLL", "more", "error", "gap");
+    for (int arm = 0; arm < t->count; arm++) {
+        const trial_value v = trial_value_of(t, arm);
+        printf("%-16s %8.4f %+9.4f %7.4f %7.3f\n", t->names[arm], v.mean, v.more, v.error, gap_of(t, arm));
+    }
+}
+
+static int write_csv(const command *c, const char *path, io_error *error)
+{
+    const trial *t = &c->trial;
+    out_file *file;
+    const int status = out_open(&file, path, error);
+    if (status) return status;
+    FILE *out = out_stream(file);
+    fputs("attention,nll,more,error,gap\n", out);
+    for (int arm = 0; arm < t->count; arm++) {
+        const trial_value v = trial_value_of(t, arm);
+        fprintf(out, "%s,%.9g,%.9g,%.9g,%.9g\n", t->names[arm], v.mean, v.more, v.error, gap_of(t, arm));
+    }
+    return out_commit(file, error);
+}
+
+static int run(command *c, const char *model, io_error *error)
+{
+    const char *const out = c->r->out;
+    char checkpoint[EXPERIMENT_PATH], csv[EXPERIMENT_PATH];
+    snprintf(checkpoint, sizeof checkpoint, "%s/student.safetensors", out ? out : "");
+    snprintf(csv, sizeof csv, "%s/results.csv", out ? out : "");
+    int status = open_all(c, model, error);
+    if (!status && out) status = experiment_make_directories(out, error);
+    if (!status) status = measure(c, "softmax", NULL, error);
+    if (!status) status = measure_drawn(c, error);
+    if (!status && c->r->training.steps > 0) status = measure_trained(c, out ? checkpoint : NULL, error);
+    if (!status) print(c);
+    return !status && out ? write_csv(c, csv, error) : status;
+}
+
+int command_distill(int argc, char **argv)
+{
+    request r;
+    io_error error;
+    const char *model = NULL;
+    bool help = false;
+    int status = read_request(&r, argc, argv, &model, &help, &error);
+    if (!status && help) return EXIT_OK;
+    command *c = status ? NULL : calloc(1, sizeof *c);
+    if (!status && !c) status = io_fail(&error, EXIT_INTERNAL, "out of memory");
+    if (c) {
+        c->r = &r;
+        status = run(c, model, &error);
+        trial_close(&c->trial);
+        activations_close(&c->of);
+        ridge_plan_close(&c->plan);
+        lm_session_close(&c->session);
+        free(c->features);
+    }
+    free(c);
+    return status ? options_report("distill", &error) : EXIT_OK;
+}

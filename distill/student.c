@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: MIT */
+#include "distill/student.h"
+
+#include "distill/balance.h"
+#include "dof/draw.h"
+
+#include <cblas.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PAIRS = 2048 };
+
+static bool take(student *s, const int64_t *features)
+{
+    const size_t heads = (size_t)s->heads, d = (size_t)s->channels;
+    s->layer = calloc((size_t)s->layers, sizeof *s->layer);
+    bool there = s->layer != NULL;
+    for (int64_t i = 0; there && i < s->layers; i++) {
+        student_layer *const l = &s->layer[i];
+        const size_t rows = heads * (size_t)features[i];
+        l->features = features[i];
+        l->z = calloc(rows, d * sizeof *l->z);
+        l->log_alpha = calloc(rows, sizeof *l->log_alpha);
+        l->shift = calloc(heads, d * sizeof *l->shift);
+        l->balance = calloc(heads, d * d * sizeof *l->balance);
+        l->balance_keys = calloc(heads, d * d * sizeof *l->balance_keys);
+        there = l->z && l->log_alpha && l->shift && l->balance && l->balance_keys;
+        for (size_t e = 0; there && e < heads * d; e++)
+            l->balance[e * d + e % d] = l->balance_keys[e * d + e % d] = 1;
+    }
+    return there;
+}
+
+int student_open(student *s, const activations *a, const int64_t *features, bool shared, io_error *error)
+{
+    *s = (student){ .layers = a->layers,
+                    .channels = a->channels,
+                    .heads = shared ? a->heads_kv : a->heads_q,
+                    .queries = shared ? a->heads_q / a->heads_kv : 1 };
+    for (int64_t i = 0; i < a->layers; i++)
+        if (features[i] < 1 || features[i] > LOAM_MAX_DIM)
+            return io_fail(error, EXIT_USAGE, "%" PRId64 " features in layer %" PRId64 ": expected 1 to %d",
+                           features[i], i, LOAM_MAX_DIM);
+    /* Heads are shared out here, so that bits do not depend on threads. */
+    openblas_set_num_threads(1);
+    if (take(s, features)) return 0;
+    student_close(s);
+    return io_fail(error, EXIT_INTERNAL, "out of memory for features");
+}
+
+void student_close(student *s)
+{
+    for (int64_t i = 0; s->layer && i < s->layers; i++) {
+        free(s->layer[i].z);
+        free(s->layer[i].log_alpha);
+        free(s->layer[i].shift);
+        free(s->layer[i].balance);
+        free(s->layer[i].balance_keys);
+    }
+    free(s->layer);
+    *s = (student){ 0 };
+}
+
+/* ---- all heads, side by side */
+
+typedef struct work {
+    student *s;
+    const activations *a;
+    bool balance;
+    uint64_t seed;
+} work;
+
+typedef int of_head(const work *w, int64_t layer, int64_t head, io_error *error);
+
+/* The error of the first head that has one, whatever the number of threads. */
+static int each_head(const work *w, of_head *what, int threads, io_error *error)
+{
+    const int64_t heads = w->s->layers * w->s->heads;
+    int64_t first = heads;
+    int status = 0;
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+    for (int64_t n = 0; n < heads; n++) {
+        io_error its;
+        const int failed = what(w, n / w->s->heads, n % w->s->heads, &its);
+#pragma omp critical
+        if (failed && n < first) {
+            first = n, status = failed;
+            if (error) *error = its;
+        }
+    }
+    return status;
+}
+
+/* ---- calibration */
+
+static int calibrate_head(const work *w, int64_t layer, int64_t head, io_error *error)
+{
+    const student *s = w->s;
+    const student_layer *l = &s->layer[layer];
+    const int64_t d = s->channels;
+    const double factor = sqrt(w->a->scale[layer]);
+    balance_sums x = { 0 }, y = { 0 };
+    int status = balance_open(&x, d, error);
+    if (!status) status = balance_open(&y, d, error);
+    for (int64_t window = 0; !status && window < w->a->windows; window++)
+        for (int64_t n = 0; n < s->queries; n++) {
+            const dof_text t = activations_text(w->a, layer, head * s->queries + n, window);
+            balance_add(&x, t.q, t.q_row, t.count, factor);
+            if (n == 0) balance_add(&y, t.k, t.k_row, t.count, factor);
+        }
+    if (!status) balance_shift(&x, &y, factor, l->shift + head * d);
+    if (!status && w->balance)
+        status = balance_matrices(&x, &y, factor, l->shift + head * d, l->balance + head * d * d,
+                                  l->balance_keys + head * d * d, error);
+    balance_close(&x);
+    balance_close(&y);
+    return status;
+}
+
+int student_calibrate(student *s, const activations *a, bool balance, int threads, io_error *error)
+{
+    const work w = { .s = s, .a = a, .balance = balance };
+    return each_head(&w, calibrate_head, threads, error);
+}
+
+/* ---- rows */
+
+/* out = factor (rows - shift) m^T. */
+static void map(const float *rows, int64_t row, int64_t count, int64_t d, double factor, const double *shift,
+                const double *m, double *out)
+{
+    for (int64_t i = 0; i < count; i++) {
+        double from[LOAM_MAX_DIM];
+        for (int64_t c = 0; c < d; c++)
+            from[c] = factor * ((double)rows[i * row + c] - (shift ? shift[c] : 0));
+        cblas_dgemv(CblasRowMajor, CblasNoTrans, (int)d, (int)d, 1, m, (int)d, from, 1, 0, out + i * d, 1);
+    }
+}
+
+void student_rows(const student *s, const activations *a, int64_t layer, int64_t head, int64_t n,
+                  int64_t window, double *x, double *y)
+{
+    const student_layer *l = &s->layer[layer];
+    const int64_t d = s->channels;
+    const dof_text t = activations_text(a, layer, head * s->queries + n, window);
+    map(t.q, t.q_row, t.count, d, sqrt(t.scale), NULL, l->balance + head * d * d, x);
+    if (y)
+        map(t.k, t.k_row, t.count, d, sqrt(t.scale), l->shift + head * d, l->balance_keys + head * d * d, y);
+}
+
+/* ---- beginnings */
+
+const char *student_start_name(int start)
+{
+    static const char *const names[] = { "pairs", "normal", "orthogonal", "dct", "uniform" };
+    return start >= 0 && start < STUDENT_STARTS ? names[start] : NULL;
+}
+
+/* Room for a text as pairs are drawn from: float32 rows, and what they are rounded from. */
+typedef struct drawing {
+    double *rows; /* x, y */
+    float *q, *k;
+    draw_pairs all;
+} drawing;
+
+static int open_drawing(drawing *g, const work *w, io_error *error)
+{
+    const size_t d = (size_t)w->s->channels, tokens = (size_t)w->a->tokens;
+    *g = (drawing){ .all = { .count = PAIRS, .dim = w->s->channels } };
+    g->rows = calloc(2 * tokens, d * sizeof *g->rows);
+    g->q = calloc(tokens, d * sizeof *g->q);
+    g->k = calloc(tokens, d * sizeof *g->k);
+    g->all.sums = calloc(PAIRS, d * sizeof *g->all.sums);
+    g->all.squares = calloc(PAIRS, sizeof *g->all.squares);
+    if (g->rows && g->q && g->k && g->all.sums && g->all.squares) return 0;
+    return io_fail(error, EXIT_INTERNAL, "out of memory for pairs of queries and keys");
+}
+
+static void close_drawing(drawing *g)
+{
+    draw_pairs_close(&g->all);
+    free(g->rows);
+    free(g->q);
+    free(g->k);
+}
+
+/* Pairs first .. end - 1 are those of one text. */
+static int draw_text(drawing *g, const work *w, int64_t layer, int64_t head, int64_t text, random_stream from,
+                     int64_t first, int64_t end, io_error *error)
+{
+    const int64_t d = w->s->channels, count = w->a->tokens;
+    double *const x = g->rows, *const y = x + count * d;
+    draw_pairs some;
+    if (first == end) return 0;
+    student_rows(w->s, w->a, layer, head, text % w->s->queries, text / w->s->queries, x, y);
+    for (int64_t e = 0; e < count * d; e++)
+        g->q[e] = (float)x[e], g->k[e] = (float)y[e];
+    const dof_text rows = { g->q, g->k, d, d, count, 1, w->a->causal };
+    const int status = draw_pairs_open(&some, &rows, d, 0, end - first, from, error);
+    if (status) return status;
+    memcpy(g->all.sums + first * d, some.sums, (size_t)((end - first) * d) * sizeof *some.sums);
+    memcpy(g->all.squares + first, some.squares, (size_t)(end - first) * sizeof *some.squares);
+    draw_pairs_close(&some);
+    return 0;
+}
+
+static int pairs_of_head(const work *w, int64_t layer, int64_t head, io_error *error)
+{
+    const student_layer *l = &w->s->layer[layer];
+    const int64_t M = l->features, texts = w->a->windows * w->s->queries;
+    const random_stream from = { w->seed, (uint64_t)(layer * w->s->heads + head) << 32 };
+    drawing g;
+    int status = open_drawing(&g, w, error);
+    for (int64_t n = 0; !status && n < texts; n++)
+        status = draw_text(&g, w, layer, head, n, (random_stream){ from.seed, from.stream + 2 + (uint64_t)n },
+                           PAIRS * n / texts, PAIRS * (n + 1) / texts, error);
+    if (!status) draw_features(&g.all, M, from, l->z + head * M * w->s->channels, l->log_alpha + head * M);
+    close_drawing(&g);
+    return status;
+}
+
+static int project(student *s, loam_projection how, uint64_t seed, io_error *error)
+{
+    int status = 0;
+    for (int64_t i = 0; !status && i < s->layers; i++) {
+        student_layer *const l = &s->layer[i];
+        const loam_view z = loam_dense_out(l->z, s->heads, l->features, s->channels);
+        loam_error reason;
+        memset(l->log_alpha, 0, (size_t)(s->heads * l->features) * sizeof *l->log_alpha);
+        if (loam_projection_draw(how, (seed << 16) + (uint64_t)i, s->heads, l->features, s->channels,
+                                 LOAM_F64, &z, &reason))
+            status = io_fail(error, EXIT_INTERNAL, "%s", reason.text);
+    }
+    return status;
+}
+
+static void forget_all(student *s)
+{
+    const size_t square = (size_t)(s->channels * s->channels);
+    for (int64_t i = 0; i < s->layers; i++) {
+        const student_layer *l = &s->layer[i];
+        memset(l->z, 0, (size_t)(s->heads * l->features * s->channels) * sizeof *l->z);
+        memset(l->log_alpha, 0, (size_t)(s->heads * l->features) * sizeof *l->log_alpha);
+        memset(l->balance, 0, (size_t)s->heads * square * sizeof *l->balance);
+        memset(l->balance_keys, 0, (size_t)s->heads * square * sizeof *l->balance_keys);
+    }
+}
+
+int student_begin(student *s, const activations *a, student_start start, uint64_t seed, int threads,
+                  io_error *error)
+{
+    const work w = { .s = s, .a = a, .seed = seed };
+    switch (start) {
+    case STUDENT_PAIRS: return each_head(&w, pairs_of_head, threads, error);
+    case STUDENT_NORMAL: return project(s, LOAM_PROJECTION_NORMAL, seed, error);
+    case STUDENT_ORTHOGONAL: return project(s, LOAM_PROJECTION_ORTHOGONAL, seed, error);
+    case STUDENT_DCT: return project(s, LOAM_PROJECTION_DCT, seed, error);
+    default: forget_all(s); return 0;
+    }
+}

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: MIT
+ * Fits z and log alpha of all heads of all layers to the softmax of the same queries and keys, side by side:
+ * the losses of train/feature_loss.h by AdamW without decay, rates along half a cosine to 0. Float64. */
+#ifndef LOAM_DISTILL_TRAINING_H
+#define LOAM_DISTILL_TRAINING_H
+
+#include "distill/student.h"
+#include "train/feature_loss.h"
+#include "train/optimiser.h"
+
+typedef struct training_options {
+    feature_loss_kind loss;
+    int64_t steps, batch; /* of windows; each pass over them is in an order of its own */
+    double rate, rate_log_alpha;
+    uint64_t seed; /* of the orders */
+    int threads;   /* results do not depend on it */
+} training_options;
+
+typedef struct training {
+    student *s;
+    const activations *a;
+    training_options options;
+    machine on;
+    parameter *z, *log_alpha; /* [layers]; x is the student's own memory */
+    optimiser of_z, of_log_alpha;
+    memory room;
+    double *largest; /* [layers][heads]: of x . y, of the l2 loss */
+    double *losses;  /* [layers][heads]: of the last step */
+    double **work;   /* [threads] */
+    int32_t *order, *table;
+    int64_t *chosen; /* [batch]: windows of this step */
+} training;
+
+/* Steps 2000, batch 8, rates .02 and .05, the softmax loss. */
+training_options training_options_default(void);
+
+/* Student and activations must live as long, and *t stays where it is. On failure it is all zero. */
+int training_open(training *t, student *s, const activations *a, const training_options *options,
+                  io_error *error);
+void training_close(training *t);
+
+/* Steps taken. */
+int64_t training_taken(const training *t);
+/* The next step of all heads; t->losses are those before it, means over its windows. */
+void training_step(training *t);
+
+#endif

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: MIT
+ * A tiny model, and what it makes of a few windows of random tokens. */
+#ifndef LOAM_TESTS_DISTILL_SCENE_H
+#define LOAM_TESTS_DISTILL_SCENE_H
+
+#include "distill/activations.h"
+
+enum { SCENE_WINDOWS = 4, SCENE_TOKENS = 24 };
+
+typedef struct scene {
+    machine on;
+    lm_files *files;
+    lm_model *model;
+    const lm_config *config;
+    int32_t ids[SCENE_WINDOWS][SCENE_TOKENS];
+    activations of;
+} scene;
+
+/* name: a folder of LM_TEST_DATA. Fails the test where it cannot. */
+void scene_open(scene *s, const char *name);
+void scene_close(scene *s);
+
+#endif

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: MIT
+ * loam distill as a user runs it, on a tiny model. */
+#include "tests/lm/ridge_texts.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define BASE \
+    "distill " MODELS "llama --tokenizer " TOKENIZER " --calibration " TEXTS " --text " TEXTS \
+    " --context 16 --windows 3 --batch 2 "
+
+/* NLL of an attention in the table. */
+static double nll_of(const outcome *told, const char *name)
+{
+    char line[64];
+    snprintf(line, sizeof line, "\n%-16s ", name);
+    const char *const at = strstr(told->out, line);
+    if (!at) fail_msg("no %s in\n%s", name, told->out);
+    return strtod(at + strlen(line), NULL);
+}
+
+/* Rows of all attentions, as of loam lm eval where it is softmax; one layer alone is less of a change. */
+static void test_table(void **state)
+{
+    static const char *const names[] = {
+        "uniform", "normal", "orthogonal", "dct", "pairs", "balanced pairs"
+    };
+    (void)state;
+    make_texts();
+    const outcome all = run_loam(BASE "--features 8 --steps 0 --out a");
+    expect_status(&all, 0);
+    const outcome one = run_loam(BASE "--features 8 --steps 0 --layer 1 --shared");
+    expect_status(&one, 0);
+    const double softmax = nll_of(&all, "softmax");
+    assert_true(fabs(nll_of(&one, "softmax") - softmax) < 1e-9);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        assert_true(fabs(nll_of(&all, names[i]) - softmax) > 1e-4);
+        assert_true(fabs(nll_of(&one, names[i]) - nll_of(&all, names[i])) > 1e-4);
+    }
+    assert_null(strstr(all.out, "trained"));
+    const outcome eval = run_loam("lm eval " MODELS "llama --tokenizer " TOKENIZER " --text " TEXTS
+                                  " --context 16");
+    expect_status(&eval, 0);
+    const char *const line = strstr(eval.out, "\nall ");
+    double nll = 0;
+    assert_true(line && sscanf(line, "\nall %*d %lf", &nll) == 1);
+    assert_true(fabs(nll - softmax) < 2e-4);
+    assert_non_null(strstr(all.out, "3 windows of 16 tokens calibrate"));
+    const outcome rows = run_shell("awk -F, 'NR > 1 && NF == 5' a/results.csv | wc -l");
+    assert_int_equal(atoi(rows.out), 7);
+}
+
+/* By degrees of freedom layers differ, and have as many features together as with 60 each. */
+static void test_budget(void **state)
+{
+    (void)state;
+    make_texts();
+    const outcome told = run_loam(BASE "--features 60 --unit 1 --dof --steps 0");
+    expect_status(&told, 0);
+    const char *at = strstr(told.out, "features by layer: ");
+    assert_non_null(at);
+    int64_t sum = 0, layers = 0;
+    bool differ = false;
+    at += strlen("features by layer: ");
+    for (char *end; *at != '\n'; at = end, layers++) {
+        const int64_t of = strtol(at, &end, 10);
+        differ |= of != 60, sum += of;
+    }
+    assert_true(layers > 1 && sum == 60 * layers && differ);
+    const outcome uneven = run_loam(BASE "--features 6 --unit 4");
+    expect_status(&uneven, 2);
+}
+
+/* A run that is cut and goes on ends where one run ends; with other options it is refused. */
+static void test_resumed(void **state)
+{
+    (void)state;
+    make_texts();
+    outcome told = run_loam(BASE "--features 8 --steps 6 --out r");
+    expect_status(&told, 0);
+    const double trained = nll_of(&told, "trained");
+    assert_true(fabs(trained - nll_of(&told, "balanced pairs")) > 1e-4);
+    told = run_loam(BASE "--features 8 --steps 6 --out r");
+    expect_status(&told, 0);
+    assert_true(fabs(nll_of(&told, "trained") - trained) < 1e-9);
+    told = run_loam(BASE "--features 8 --steps 7 --out r");
+    expect_status(&told, 3);
+    assert_non_null(strstr(told.err, "r/student.safetensors is of another run"));
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    make_texts();
+    outcome told = run_loam("distill " MODELS "llama --text t.txt");
+    expect_status(&told, 2);
+    assert_non_null(strstr(told.err, "expected one model, --calibration and --text"));
+    told = run_loam(BASE "--loss l1");
+    expect_status(&told, 2);
+    told = run_loam(BASE "--layer 99 --steps 0");
+    expect_status(&told, 2);
+    assert_non_null(strstr(told.err, "layer 99: the model has"));
+    told = run_loam("distill " MODELS "bert --tokenizer " TOKENIZER " --calibration t.txt --text t.txt");
+    expect_status(&told, 2);
+    assert_non_null(strstr(told.err, "models that predict"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_table),
+        cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_resumed),
+        cmocka_unit_test(test_refused),
+    };
+    return cmocka_run_group_tests(tests, program_setup, program_teardown);
+}

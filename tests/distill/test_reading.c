@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: MIT
+ * A model that reads by a student: the outputs of its attention beside sums over all pairs and features. */
+#include "distill/reading.h"
+#include "random/random.h"
+#include "tests/distill/scene.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { MOST = 64, LAYERS = 8 };
+
+static void fill(double *x, int64_t count, double size, uint64_t stream)
+{
+    random_normals((random_stream){ 3, stream }, 0, count, x);
+    for (int64_t i = 0; i < count; i++)
+        x[i] *= size;
+}
+
+/* Any numbers, those of A and B too; of a different number of features in each layer. */
+static student random_student(const scene *s, bool shared)
+{
+    int64_t features[LAYERS];
+    io_error error;
+    student made;
+    assert_true(s->config->layers <= LAYERS);
+    for (int64_t i = 0; i < LAYERS; i++)
+        features[i] = 3 + 2 * i;
+    if (student_open(&made, &s->of, features, shared, &error)) fail_msg("%s", error.text);
+    for (int64_t i = 0; i < made.layers; i++) {
+        const student_layer *l = &made.layer[i];
+        const int64_t heads = made.heads, d = made.channels;
+        fill(l->z, heads * l->features * d, 1, (uint64_t)(8 * i));
+        fill(l->log_alpha, heads * l->features, 1, (uint64_t)(8 * i + 1));
+        fill(l->shift, heads * d, 0.5, (uint64_t)(8 * i + 2));
+        fill(l->balance, heads * d * d, 0.3, (uint64_t)(8 * i + 3));
+        fill(l->balance_keys, heads * d * d, 0.3, (uint64_t)(8 * i + 4));
+    }
+    return made;
+}
+
+/* out = sqrt(scale) m (row - shift). */
+static void map(const float *row, const double *shift, const double *m, int64_t d, double scale, double *out)
+{
+    for (int64_t i = 0; i < d; i++) {
+        out[i] = 0;
+        for (int64_t c = 0; c < d; c++)
+            out[i] += m[i * d + c] * sqrt(scale) * ((double)row[c] - (shift ? shift[c] : 0));
+    }
+}
+
+/* Of token t and a query head: the mean of values weighed by the estimate, or by softmax without student. */
+static void direct(const scene *s, const student *by, const lm_heads *from, int64_t layer, int64_t head,
+                   int64_t t, double *o)
+{
+    const int64_t d = s->config->head_dim, key = head / (s->config->heads_q / s->config->heads_kv);
+    const int64_t own = by->queries > 1 ? key : head;
+    const student_layer *l = &by->layer[layer];
+    const double scale = lm_config_scale(s->config, layer);
+    double x[MOST], y[MOST], sum = 0;
+    map((const float *)from->q.data + t * from->q.row + head * d, NULL, l->balance + own * d * d, d, scale,
+        x);
+    memset(o, 0, (size_t)d * sizeof *o);
+    for (int64_t j = 0; j <= t; j++) {
+        double weight = 0;
+        map((const float *)from->k.data + j * from->k.row + key * d, l->shift + own * d,
+            l->balance_keys + own * d * d, d, scale, y);
+        for (int64_t m = own * l->features; m < (own + 1) * l->features; m++) {
+            double exponent = l->log_alpha[m];
+            for (int64_t c = 0; c < d; c++)
+                exponent += l->z[m * d + c] * (x[c] + y[c]) - y[c] * y[c] / 2;
+            weight += exp(exponent);
+        }
+        sum += weight;
+        for (int64_t c = 0; c < d; c++)
+            o[c] += weight * (double)((const float *)from->v.data)[j * from->v.row + key * d + c];
+    }
+    for (int64_t c = 0; c < d; c++)
+        o[c] /= sum;
+}
+
+typedef struct seen {
+    const scene *scene;
+    const student *by;
+    int64_t only;
+    double apart, apart_elsewhere;
+} seen;
+
+static int look(void *to, int64_t layer, const lm_heads *heads, io_error *error)
+{
+    seen *const s = to;
+    const lm_config *c = s->scene->config;
+    double o[MOST];
+    (void)error;
+    for (int64_t head = 0; head < c->heads_q; head++)
+        for (int64_t t = 0; t < heads->q.rows; t++) {
+            direct(s->scene, s->by, heads, layer, head, t, o);
+            const float *const got = (const float *)heads->o.data + t * heads->o.row + head * c->head_dim;
+            double *const at = s->only < 0 || s->only == layer ? &s->apart : &s->apart_elsewhere;
+            for (int64_t x = 0; x < c->head_dim; x++)
+                *at = fmax(*at, fabs(o[x] - (double)got[x]));
+        }
+    return 0;
+}
+
+static seen read_by(const scene *s, const student *by, int64_t only)
+{
+    lm_options options = lm_options_default();
+    seen to = { .scene = s, .by = by, .only = only };
+    reading r;
+    lm_model *m;
+    lm_capture *capture;
+    io_error error;
+    if (reading_open(&r, by, &s->on, &error)) fail_msg("%s", error.text);
+    options.features = r.layers, options.only = only;
+    if (lm_model_open(&m, &s->on, s->files, &options, &error)) fail_msg("%s", error.text);
+    if (lm_capture_open(&capture, m, SCENE_TOKENS, &error)) fail_msg("%s", error.text);
+    if (lm_capture_read(capture, s->ids[1], SCENE_TOKENS, look, &to, &error)) fail_msg("%s", error.text);
+    if (lm_capture_read(capture, s->ids[2], 1, look, &to, &error)) fail_msg("%s", error.text);
+    lm_capture_close(capture);
+    lm_model_close(m);
+    reading_close(&r);
+    return to;
+}
+
+static void test_outputs(void **state)
+{
+    static const char *const models[] = { "gpt2-scaled", "llama", "neox" };
+    (void)state;
+    for (size_t n = 0; n < sizeof models / sizeof *models; n++)
+        for (int shared = 0; shared < 2; shared++) {
+            scene s;
+            scene_open(&s, models[n]);
+            student by = random_student(&s, shared);
+            assert_int_equal(by.heads, shared ? s.config->heads_kv : s.config->heads_q);
+            const seen all = read_by(&s, &by, -1), one = read_by(&s, &by, 1);
+            printf("%-12s %d: %.1e, layer 1 alone %.1e, others %.1e\n", models[n], shared, all.apart,
+                   one.apart, one.apart_elsewhere);
+            assert_true(all.apart < 1e-5 && one.apart < 1e-5 && one.apart_elsewhere > 1e-3);
+            student_close(&by);
+            scene_close(&s);
+        }
+}
+
+/* Texts side by side are those by themselves. */
+static void test_batch(void **state)
+{
+    lm_options options = lm_options_default();
+    matrix hidden, alone;
+    lm_text *text;
+    io_error error;
+    scene s;
+    reading r;
+    (void)state;
+    scene_open(&s, "llama");
+    const size_t bytes = (size_t)(SCENE_TOKENS * s.config->width) * sizeof(float);
+    float *const together = malloc(2 * bytes);
+    assert_non_null(together);
+    student by = random_student(&s, false);
+    assert_int_equal(reading_open(&r, &by, &s.on, &error), 0);
+    options.features = r.layers;
+    assert_int_equal(lm_text_open_batch(&text, s.model, 2, SCENE_TOKENS, &error), 0);
+    assert_int_equal(lm_text_attention(text, &options, &error), 0);
+    lm_text_batch(text, 2);
+    assert_int_equal(lm_text_read(text, s.ids[0], 2 * SCENE_TOKENS, &hidden, &error), 0);
+    memcpy(together, hidden.data, 2 * bytes);
+    for (int i = 0; i < 2; i++) {
+        lm_text_batch(text, 1);
+        assert_int_equal(lm_text_read(text, s.ids[i], SCENE_TOKENS, &alone, &error), 0);
+        assert_memory_equal(alone.data, (const char *)together + (size_t)i * bytes, bytes);
+    }
+    assert_int_equal(lm_text_read(text, s.ids[0], 1, &alone, &error), EXIT_USAGE);
+    assert_non_null(strstr(error.text, "24 of its tokens were read before"));
+    lm_text_close(text);
+    reading_close(&r);
+    student_close(&by);
+    free(together);
+    scene_close(&s);
+}
+
+static void test_refused(void **state)
+{
+    lm_options options = lm_options_default();
+    const lm_features none[LAYERS] = { { 0 } };
+    lm_model *m;
+    io_error error;
+    scene s;
+    (void)state;
+    scene_open(&s, "bert");
+    options.features = none;
+    assert_int_equal(lm_model_open(&m, &s.on, s.files, &options, &error), EXIT_USAGE);
+    assert_non_null(strstr(error.text, "see those after them"));
+    scene_close(&s);
+    scene_open(&s, "llama");
+    options.only_head = 1;
+    assert_int_equal(lm_model_open(&m, &s.on, s.files, &options, &error), EXIT_USAGE);
+    assert_non_null(strstr(error.text, "all heads of a layer"));
+    scene_close(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_outputs),
+        cmocka_unit_test(test_batch),
+        cmocka_unit_test(test_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
