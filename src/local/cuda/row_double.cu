@@ -5,39 +5,61 @@
  * differently and cannot share products with them. Forward: means, Cov + Lambda by centred sums, its Cholesky
  * factor, rho, output. Backward: the adjoint solve.
  *
- * Keys are relative to the first key of the sequence, and are loaded in tiles of KEYS64. Thread c has channel
- * c of all sums over keys; dimensions are at most DIM64 = ROW64_THREADS.
+ * Keys are relative to the first key of the sequence, and are loaded in tiles; centred at kbar, and values at
+ * vbar, once these are known. Thread c has channel c of all sums over keys; dimensions are at most DIM64 =
+ * ROW64_THREADS. A warp has every eighth key of a tile: its loads do not wait for each other, and its sums over
+ * channels need no other warp.
  */
 #include "src/local/cuda/backward.h"
 #include "src/local/cuda/forward.h"
 #include "src/local/cuda/solve_work.cuh"
 
-enum { ROW64_THREADS = 256, KEYS64 = 8, DIM64 = 256, BLOCK64 = 4 };
-
-struct tiles64 {
-    double keys[KEYS64][DIM64], values[KEYS64][DIM64];
-};
+enum { ROW64_THREADS = 256, WARPS64 = ROW64_THREADS / 32, DIM64 = 256, BLOCK64 = 4 };
+enum { KEYS64 = 32, WARP_KEYS64 = KEYS64 / WARPS64 }; /* of a tile, at most */
+enum { TILE64_BYTES = 64 << 10, MATRIX64_BYTES = 80 << 10 };
 
 struct row_double_shared {
-    union {
-        tiles64 tile;
-        double matrix[sizeof(tiles64) / sizeof(double)]; /* of few channels, while no tile is needed */
-    };
     double query[DIM64], origin[DIM64], kbar[DIM64], vbar[DIM64], right[DIM64], rho[DIM64];
     double score[KEYS64], weight[KEYS64], line[KEYS64]; /* of the keys of the tile: s; p; p u, or p g */
-    double sum[ROW64_THREADS / 32];
+    double sum[WARPS64];
 };
 
+/* A tile of keys and values, a row of each beside the other, their dimensions rounded up to blocks; where the
+ * matrix is smaller than MATRIX64_BYTES it takes the tile's place while no tile is needed. */
+extern __shared__ double tile64[];
+
+static __host__ __device__ __forceinline__ int64_t triangle(int64_t n) { return n * (n + 1) / 2; }
+
+static __host__ __device__ __forceinline__ int round64(int64_t dim)
+{
+    return (int)((dim + BLOCK64 - 1) / BLOCK64) * BLOCK64;
+}
+
+static __host__ __device__ __forceinline__ int wide64(const loam_problem &p)
+{
+    return round64(p.dim_qk) + round64(p.dim_v);
+}
+
+static __host__ __device__ __forceinline__ int keys64(const loam_problem &p)
+{
+    return wide64(p) * KEYS64 * (int)sizeof(double) > TILE64_BYTES ? KEYS64 / 2 : KEYS64;
+}
+
+static __host__ __device__ __forceinline__ size_t shared64(const loam_problem &p)
+{
+    const size_t tile = (size_t)(keys64(p) * wide64(p)) * sizeof(double),
+                 matrix = (size_t)triangle(p.dim_qk) * sizeof(double);
+    return matrix > MATRIX64_BYTES || matrix < tile ? tile : matrix;
+}
+
 /* The row of the thread block: query i sees keys lo .. hi - 1; m and omega are the maximum and sum of the
- * softmax, unit that of the ridge. */
+ * softmax, unit that of the ridge; constant is what all scores lose with keys relative to the origin. */
 struct row_double_at {
     row_block x;
     int64_t i, lo, hi;
     score_constants sc;
-    double position, dropped, m, omega, unit;
+    double position, constant, dropped, m, omega, unit;
 };
-
-static __host__ __device__ __forceinline__ int64_t triangle(int64_t n) { return n * (n + 1) / 2; }
 
 /* The sum of x over the threads of the block, returned to every thread. */
 static __device__ double block_sum(row_double_shared &sm, double x)
@@ -49,15 +71,15 @@ static __device__ double block_sum(row_double_shared &sm, double x)
     if (threadIdx.x % 32 == 0) sm.sum[threadIdx.x / 32] = x;
     __syncthreads();
     double total = 0;
-    for (int w = 0; w < ROW64_THREADS / 32; w++)
+    for (int w = 0; w < WARPS64; w++)
         total += sm.sum[w];
     return total;
 }
 
 static __device__ double score64(const row_double_at &r, const loam_problem &p, const loam_args &a,
-                                 double product, double norm, double constant, int64_t j)
+                                 double product, double norm, int64_t j)
 {
-    const double x = product + constant - (r.sc.rbf ? 0.5 * norm : 0);
+    const double x = product + r.constant - (r.sc.rbf ? 0.5 * norm : 0);
     double s = local_score(&p, x, (double)r.sc.slope, r.position - (double)j);
     if (r.sc.biased)
         s += (double)((const float *)a.key_bias.data)[LOCAL_AT(a.key_bias, r.x.s.b, r.x.h, r.x.s.k0 + j)];
@@ -66,41 +88,120 @@ static __device__ double score64(const row_double_at &r, const loam_problem &p, 
     return s;
 }
 
-/* Loads the row's keys and values from j on into the tile, and computes their scores, and p where the means
- * are known; beyond the row's last key, keys and values are 0 and scores -inf. A warp has a key: its loads do
- * not wait for each other, and its product needs no other warp. */
+/* Columns first .. of the tile <- rows of x, which has `seen` of them, less `from`; beyond those 0. */
+template <class T>
+static __device__ __forceinline__ void load_rows64(const loam_problem &p, int first, const T *x,
+                                                   int64_t stride, int64_t seen, int64_t dim,
+                                                   const double *from)
+{
+    enum { AHEAD = 2 };
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, keys = keys64(p), wide = wide64(p);
+    for (int c0 = lane; c0 < dim; c0 += 32 * AHEAD) {
+        T raw[WARP_KEYS64][AHEAD];
+#pragma unroll
+        for (int t = 0; t < WARP_KEYS64; t++) {
+#pragma unroll
+            for (int n = 0; n < AHEAD; n++) {
+                const int row = warp + t * WARPS64, c = c0 + 32 * n;
+                if (row < seen && c < dim) raw[t][n] = x[row * stride + c];
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < WARP_KEYS64; t++) {
+#pragma unroll
+            for (int n = 0; n < AHEAD; n++) {
+                const int row = warp + t * WARPS64, c = c0 + 32 * n;
+                if (row < keys && c < dim)
+                    tile64[row * wide + first + c] = row < seen ? (double)raw[t][n] - (from ? from[c] : 0)
+                                                                : 0;
+            }
+        }
+    }
+}
+
+template <class T>
+static __device__ void load_both64(const row_double_shared &sm, const loam_problem &p, const loam_args &a,
+                                   const row_double_at &r, int64_t j)
+{
+    const int64_t seen = r.hi - j < keys64(p) ? r.hi - j : keys64(p);
+    load_rows64(p, 0, (const T *)a.k.data + LOCAL_AT(a.k, r.x.s.b, r.x.h_kv, r.x.s.k0 + j), a.k.token, seen,
+                p.dim_qk, sm.origin);
+    load_rows64(p, round64(p.dim_qk), (const T *)a.v.data + LOCAL_AT(a.v, r.x.s.b, r.x.h_kv, r.x.s.k0 + j),
+                a.v.token, seen, p.dim_v, (const double *)NULL);
+}
+
+/* dot[t] <- the product of `with` and the warp's t-th row of the tile, from column `first` on; of the row with
+ * itself where `with` is NULL. To every lane. */
+static __device__ void dots64(const loam_problem &p, int first, int64_t dim, const double *with,
+                              double (&dot)[WARP_KEYS64])
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, keys = keys64(p), wide = wide64(p);
+#pragma unroll
+    for (int t = 0; t < WARP_KEYS64; t++)
+        dot[t] = 0;
+    for (int c = lane; c < dim; c += 32) {
+#pragma unroll
+        for (int t = 0; t < WARP_KEYS64; t++) {
+            const int row = warp + t * WARPS64;
+            const double x = row < keys ? tile64[row * wide + first + c] : 0;
+            dot[t] += x * (with ? with[c] : x);
+        }
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+#pragma unroll
+        for (int t = 0; t < WARP_KEYS64; t++)
+            dot[t] += __shfl_xor_sync(0xffffffffu, dot[t], step);
+    }
+}
+
+/* The row of the tile that a lane has the numbers of, or -1; those of that row. */
+static __device__ __forceinline__ int row_of_lane64(const loam_problem &p)
+{
+    const int row = (int)(threadIdx.x % 32) * WARPS64 + (int)(threadIdx.x / 32);
+    return row < keys64(p) ? row : -1;
+}
+
+static __device__ __forceinline__ double of_lane64(const double (&dot)[WARP_KEYS64])
+{
+    double x = dot[0];
+#pragma unroll
+    for (int t = 1; t < WARP_KEYS64; t++)
+        x = threadIdx.x % 32 == t ? dot[t] : x;
+    return x;
+}
+
+/* Loads the row's keys and values from j on into the tile, and computes their scores; where the means are
+ * known also p, and keys and values are then centred. Beyond the row's last key scores are -inf, and p is 0. */
 static __device__ void load_tile64(row_double_shared &sm, const loam_problem &p, const loam_args &a,
                                    const row_double_at &r, int64_t j)
 {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, keys = keys64(p), wide = wide64(p);
+    const bool known = !(r.omega <= 0);
     __syncthreads();
-    for (int row = warp; row < KEYS64; row += ROW64_THREADS / 32) {
-        const bool seen = j + row < r.hi;
-        const int64_t k_at = LOCAL_AT(a.k, r.x.s.b, r.x.h_kv, r.x.s.k0 + j + row);
-        const int64_t v_at = LOCAL_AT(a.v, r.x.s.b, r.x.h_kv, r.x.s.k0 + j + row);
-#pragma unroll 2
-        for (int c = lane; c < p.dim_qk || c < p.dim_v; c += 32) {
-            const double k = seen && c < p.dim_qk ? load_real<double>(a.k.data, p.dtype, k_at + c) : 0;
-            const double v = seen && c < p.dim_v ? load_real<double>(a.v.data, p.dtype, v_at + c) : 0;
-            if (c < p.dim_qk) sm.tile.keys[row][c] = seen ? k - sm.origin[c] : 0;
-            if (c < p.dim_v) sm.tile.values[row][c] = v;
-        }
-        __syncwarp();
-        double product = 0, norm = 0, constant = 0;
-        for (int c = lane; c < p.dim_qk; c += 32) {
-            product += sm.query[c] * sm.tile.keys[row][c];
-            norm += sm.tile.keys[row][c] * sm.tile.keys[row][c];
-            constant += r.sc.rbf ? -0.5 * sm.query[c] * sm.query[c] : sm.query[c] * sm.origin[c];
-        }
-#pragma unroll
-        for (int step = 16; step > 0; step /= 2) {
-            product += __shfl_xor_sync(0xffffffffu, product, step);
-            norm += __shfl_xor_sync(0xffffffffu, norm, step);
-            constant += __shfl_xor_sync(0xffffffffu, constant, step);
-        }
-        if (lane == 0) {
-            sm.score[row] = seen ? score64(r, p, a, product, norm, constant, j + row) : -INFINITY;
-            sm.weight[row] = !(r.omega <= 0) ? exp(sm.score[row] - r.m) / r.omega : 0;
+    switch (p.dtype) {
+    case LOAM_BF16: load_both64<__nv_bfloat16>(sm, p, a, r, j); break;
+    case LOAM_F16: load_both64<__half>(sm, p, a, r, j); break;
+    default: load_both64<float>(sm, p, a, r, j); break;
+    }
+    __syncwarp();
+    double product[WARP_KEYS64], norm[WARP_KEYS64] = {};
+    dots64(p, 0, p.dim_qk, sm.query, product);
+    if (r.sc.rbf) dots64(p, 0, p.dim_qk, NULL, norm);
+    const int mine = row_of_lane64(p);
+    if (mine >= 0) {
+        const bool seen = j + mine < r.hi;
+        const double s = seen ? score64(r, p, a, of_lane64(product), of_lane64(norm), j + mine) : -INFINITY;
+        sm.score[mine] = s;
+        sm.weight[mine] = known ? exp(s - r.m) / r.omega : 0;
+    }
+    if (known) {
+        const int values = round64(p.dim_qk);
+        for (int row = warp; row < keys; row += WARPS64) {
+            for (int c = lane; c < p.dim_qk; c += 32)
+                tile64[row * wide + c] -= sm.kbar[c];
+            for (int c = lane; c < p.dim_v; c += 32)
+                tile64[row * wide + values + c] -= sm.vbar[c];
         }
     }
     __syncthreads();
@@ -110,29 +211,40 @@ static __device__ void load_tile64(row_double_shared &sm, const loam_problem &p,
 static __device__ void means_of_row(row_double_shared &sm, const loam_problem &p, const loam_args &a,
                                     row_double_at &r)
 {
-    const int c = threadIdx.x;
+    const int c = threadIdx.x, lane = c % 32, keys = keys64(p), wide = wide64(p), values = round64(p.dim_qk);
     double k = 0, v = 0, omega = 0;
     r.m = -INFINITY, r.omega = 0;
-    for (int64_t j = r.lo; j < r.hi; j += KEYS64) {
+    for (int64_t j = r.lo; j < r.hi; j += keys) {
         load_tile64(sm, p, a, r, j);
-        double m = r.m;
-        for (int row = 0; row < KEYS64; row++)
-            m = fmax(m, sm.score[row]);
-        if (threadIdx.x < KEYS64) sm.weight[threadIdx.x] = exp(sm.score[threadIdx.x] - m);
-        const double keep = exp(r.m - m);
-        k *= keep, v *= keep, omega *= keep;
-        r.m = m;
+        const double s = lane < keys ? sm.score[lane] : -INFINITY;
+        double m = fmax(r.m, s);
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2)
+            m = fmax(m, __shfl_xor_sync(0xffffffffu, m, step));
+        if (c < keys) sm.weight[c] = exp(s - m);
+        if (m > r.m) {
+            const double keep = exp(r.m - m);
+            k *= keep, v *= keep, omega *= keep;
+            r.m = m;
+        }
         __syncthreads();
-        for (int row = 0; row < KEYS64; row++) {
+#pragma unroll 4
+        for (int row = 0; row < keys; row++) {
             const double w = sm.weight[row];
             omega += w;
-            k += c < p.dim_qk ? w * sm.tile.keys[row][c] : 0;
-            v += c < p.dim_v ? w * sm.tile.values[row][c] : 0;
+            k += c < p.dim_qk ? w * tile64[row * wide + c] : 0;
+            v += c < p.dim_v ? w * tile64[row * wide + values + c] : 0;
         }
     }
     r.omega = omega;
     sm.kbar[c] = k / omega, sm.vbar[c] = v / omega;
     __syncthreads();
+}
+
+static __device__ __forceinline__ void load_block64(const double *x, double (&out)[BLOCK64])
+{
+    const double2 low = *(const double2 *)x, high = *(const double2 *)(x + 2);
+    out[0] = low.x, out[1] = low.y, out[2] = high.x, out[3] = high.y;
 }
 
 /* gram <- the lower triangle of Cov, packed by rows. Each thread accumulates SHARE blocks of BLOCK64 x
@@ -141,7 +253,8 @@ template <int SHARE>
 static __device__ void gram_of_row(row_double_shared &sm, const loam_problem &p, const loam_args &a,
                                    const row_double_at &r, double *gram)
 {
-    const int64_t side = (p.dim_qk + BLOCK64 - 1) / BLOCK64, blocks = triangle(side);
+    const int keys = keys64(p), wide = wide64(p);
+    const int64_t side = round64(p.dim_qk) / BLOCK64, blocks = triangle(side);
     for (int64_t base = 0; base < blocks; base += ROW64_THREADS * SHARE) {
         double sum[SHARE][BLOCK64][BLOCK64] = {};
         int top[SHARE], left[SHARE];
@@ -154,19 +267,21 @@ static __device__ void gram_of_row(row_double_shared &sm, const loam_problem &p,
             top[s] = row * BLOCK64;
             left[s] = row < 0 ? 0 : (int)(n - triangle(row)) * BLOCK64;
         }
-        for (int64_t j = r.lo; j < r.hi; j += KEYS64) {
+        for (int64_t j = r.lo; j < r.hi; j += keys) {
             load_tile64(sm, p, a, r, j);
-            for (int row = 0; row < KEYS64; row++) {
+            for (int row = 0; row < keys; row++) {
                 const double w = sm.weight[row];
 #pragma unroll
                 for (int s = 0; s < SHARE; s++) {
                     if (top[s] < 0) continue;
+                    double y[BLOCK64], z[BLOCK64];
+                    load_block64(tile64 + row * wide + top[s], y);
+                    load_block64(tile64 + row * wide + left[s], z);
 #pragma unroll
-                    for (int y = 0; y < BLOCK64; y++) {
-                        const double f = w * (sm.tile.keys[row][top[s] + y] - sm.kbar[top[s] + y]);
+                    for (int n = 0; n < BLOCK64; n++) {
 #pragma unroll
-                        for (int z = 0; z < BLOCK64; z++)
-                            sum[s][y][z] += f * (sm.tile.keys[row][left[s] + z] - sm.kbar[left[s] + z]);
+                        for (int m = 0; m < BLOCK64; m++)
+                            sum[s][n][m] += w * y[n] * z[m];
                     }
                 }
             }
@@ -214,15 +329,15 @@ static __device__ double add_ridge64(row_double_shared &sm, const loam_problem &
     return local_least_pivot(largest, mean2);
 }
 
-/* Where the matrix is solved: of few channels in shared memory. */
-static __device__ double *place64(row_double_shared &sm, double *gram, int64_t d)
+/* Where the matrix is solved: in shared memory where it fits. */
+static __device__ double *place64(const loam_problem &p, double *gram)
 {
-    const int64_t count = triangle(d);
-    if (count > (int64_t)(sizeof sm.matrix / sizeof *sm.matrix)) return gram;
+    const int64_t count = triangle(p.dim_qk);
+    if (count * (int64_t)sizeof *gram > MATRIX64_BYTES) return gram;
     for (int64_t n = threadIdx.x; n < count; n += ROW64_THREADS)
-        sm.matrix[n] = gram[n];
+        tile64[n] = gram[n];
     __syncthreads();
-    return sm.matrix;
+    return tile64;
 }
 
 /* gram <- its Cholesky factor; false where a pivot is not above `least`. All threads of the
@@ -275,30 +390,26 @@ struct lines64 {
 static __device__ lines64 sweep64(row_double_shared &sm, const loam_problem &p, const loam_args &a,
                                   const row_double_at &r)
 {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, c = threadIdx.x;
+    const int c = threadIdx.x, keys = keys64(p), wide = wide64(p), values = round64(p.dim_qk);
     lines64 out = { 0, 0 };
-    for (int64_t j = r.lo; j < r.hi; j += KEYS64) {
+    for (int64_t j = r.lo; j < r.hi; j += keys) {
         load_tile64(sm, p, a, r, j);
-        for (int row = warp; row < KEYS64; row += ROW64_THREADS / 32) {
-            double u = 0;
-            for (int n = lane; n < p.dim_qk; n += 32)
-                u += sm.rho[n] * (sm.tile.keys[row][n] - sm.kbar[n]);
-#pragma unroll
-            for (int step = 16; step > 0; step /= 2)
-                u += __shfl_xor_sync(0xffffffffu, u, step);
-            if (lane == 0) {
-                const double w = sm.weight[row];
-                sm.line[row] = w * u;
-                if (a.weights.data && j + row < r.hi) {
-                    ((float *)a.weights.data)[LOCAL_AT(a.weights, r.x.s.b, r.x.h, r.x.s.q0 + r.i) + j + row] =
-                        (float)(w * (1 - u));
-                }
+        double u[WARP_KEYS64];
+        dots64(p, 0, p.dim_qk, sm.rho, u);
+        const int mine = row_of_lane64(p);
+        if (mine >= 0) {
+            const double w = sm.weight[mine], mine_u = of_lane64(u);
+            sm.line[mine] = w * mine_u;
+            if (a.weights.data && j + mine < r.hi) {
+                ((float *)a.weights.data)[LOCAL_AT(a.weights, r.x.s.b, r.x.h, r.x.s.q0 + r.i) + j + mine] =
+                    (float)(w * (1 - mine_u));
             }
         }
         __syncthreads();
-        for (int row = 0; row < KEYS64; row++) {
-            out.value += c < p.dim_v ? sm.line[row] * (sm.tile.values[row][c] - sm.vbar[c]) : 0;
-            out.image += c < p.dim_qk ? sm.line[row] * (sm.tile.keys[row][c] - sm.kbar[c]) : 0;
+#pragma unroll 4
+        for (int row = 0; row < keys; row++) {
+            out.value += c < p.dim_v ? sm.line[row] * tile64[row * wide + values + c] : 0;
+            out.image += c < p.dim_qk ? sm.line[row] * tile64[row * wide + c] : 0;
         }
     }
     return out;
@@ -323,12 +434,10 @@ static __device__ row_double_at begin_row(row_double_shared &sm, const loam_prob
                                    : 0;
         sm.kbar[c] = sm.vbar[c] = 0;
         constant += r.sc.rbf ? -0.5 * sm.query[c] * sm.query[c] : sm.query[c] * sm.origin[c];
-        for (int row = 0; row < KEYS64; row++)
-            sm.tile.keys[row][c] = 0;
     }
-    constant = block_sum(sm, constant);
+    r.constant = block_sum(sm, constant);
     /* Scores are complete here; saved.lse must lack the constant that the other kernels leave out. */
-    r.dropped = local_wide(&p) && !r.sc.mapped ? p.scale * constant : 0;
+    r.dropped = local_wide(&p) && !r.sc.mapped ? p.scale * r.constant : 0;
     return r;
 }
 
@@ -361,7 +470,7 @@ static __device__ void put_row_double(row_double_shared &sm, const loam_problem 
 static __device__ bool fits_float(double x) { return fabs(x) <= 3.4e38; }
 
 template <int SHARE>
-static __global__ void __launch_bounds__(ROW64_THREADS, SHARE == 1 ? 3 : 1)
+static __global__ void __launch_bounds__(ROW64_THREADS, SHARE == 1 ? 2 : 1)
     row_double_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                       const local_saved saved, const solve_work work)
 {
@@ -372,11 +481,11 @@ static __global__ void __launch_bounds__(ROW64_THREADS, SHARE == 1 ? 3 : 1)
         row_double_at r = begin_row(sm, p, a, work.hard[n]);
         means_of_row(sm, p, a, r);
         gram_of_row<SHARE>(sm, p, a, r, gram);
-        const double least = add_ridge64(sm, p, a, r, gram);
+        double *const place = place64(p, gram);
+        const double least = add_ridge64(sm, p, a, r, place);
         sm.right[c] = c < d ? sm.kbar[c] - sm.query[c] + (r.sc.rbf ? 0 : sm.origin[c]) : 0;
         __syncthreads();
         loam_row_info info = { LOAM_ROW_SOLVED, LOAM_SOLVER_GRAM, work.hard[n].iterations, 0 };
-        double *const place = place64(sm, gram, d);
         bool solved = factor64(place, d, least);
         if (solved) substitute64(sm, place, d);
         solved = solved && __syncthreads_and(c >= d || fits_float(sm.rho[c]));
@@ -396,7 +505,7 @@ static __global__ void __launch_bounds__(ROW64_THREADS, SHARE == 1 ? 3 : 1)
     }
 }
 
-/* Whether one block of the triangle for each thread is enough. Then (SHARE = 1) a multiprocessor holds three
+/* Whether one block of the triangle for each thread is enough. Then (SHARE = 1) a multiprocessor holds two
  * thread blocks instead of one. */
 static bool few_channels(const loam_problem *p)
 {
@@ -408,8 +517,8 @@ static loam_status launch_rows(const loam_problem *p, const loam_args *a, const 
 {
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
     const auto kernel = few_channels(p) ? row_double_kernel<1> : row_double_kernel<4>;
-    kernel<<<(unsigned)blocks, ROW64_THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a, saved, *work);
-    return cuda_launched("row_double_kernel", error);
+    return cuda_launch("row_double_kernel", kernel, blocks, ROW64_THREADS, shared64(*p), a->stream, false,
+                       error, *p, *a, saved, *work);
 }
 
 loam_status local_row_double_cuda(const loam_problem *p, const loam_args *a, loam_error *error)
@@ -425,23 +534,20 @@ loam_status local_row_double_cuda(const loam_problem *p, const loam_args *a, loa
 static __device__ void adjoint_right64(row_double_shared &sm, const loam_problem &p, const loam_args &a,
                                        const row_double_at &r)
 {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, c = threadIdx.x;
+    const int c = threadIdx.x, keys = keys64(p), wide = wide64(p);
     const int64_t grad = LOCAL_AT(a.grad_o, r.x.s.b, r.x.h, r.x.s.q0 + r.i);
-    double sum = 0;
-    for (int64_t j = r.lo; j < r.hi; j += KEYS64) {
+    double sum = 0, *const grad_o = sm.rho; /* which is not known yet */
+    grad_o[c] = c < p.dim_v ? element_load(a.grad_o.data, p.dtype, grad + c) : 0;
+    for (int64_t j = r.lo; j < r.hi; j += keys) {
         load_tile64(sm, p, a, r, j);
-        for (int row = warp; row < KEYS64; row += ROW64_THREADS / 32) {
-            double g = 0;
-            for (int n = lane; n < p.dim_v; n += 32)
-                g += element_load(a.grad_o.data, p.dtype, grad + n) * (sm.tile.values[row][n] - sm.vbar[n]);
-#pragma unroll
-            for (int step = 16; step > 0; step /= 2)
-                g += __shfl_xor_sync(0xffffffffu, g, step);
-            if (lane == 0) sm.line[row] = sm.weight[row] * g;
-        }
+        double g[WARP_KEYS64];
+        dots64(p, round64(p.dim_qk), p.dim_v, grad_o, g);
+        const int mine = row_of_lane64(p);
+        if (mine >= 0) sm.line[mine] = sm.weight[mine] * of_lane64(g);
         __syncthreads();
-        for (int row = 0; row < KEYS64; row++)
-            sum -= c < p.dim_qk ? sm.line[row] * (sm.tile.keys[row][c] - sm.kbar[c]) : 0;
+#pragma unroll 4
+        for (int row = 0; row < keys; row++)
+            sum -= c < p.dim_qk ? sm.line[row] * tile64[row * wide + c] : 0;
     }
     __syncthreads();
     sm.right[c] = sum;
@@ -450,7 +556,7 @@ static __device__ void adjoint_right64(row_double_shared &sm, const loam_problem
 
 /* y of the rows on the list; 0 where the system is singular or float32 cannot hold y. */
 template <int SHARE>
-static __global__ void __launch_bounds__(ROW64_THREADS, SHARE == 1 ? 3 : 1)
+static __global__ void __launch_bounds__(ROW64_THREADS, SHARE == 1 ? 2 : 1)
     adjoint_double_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                           const row_arrays arrays, const solve_work work)
 {
@@ -461,9 +567,9 @@ static __global__ void __launch_bounds__(ROW64_THREADS, SHARE == 1 ? 3 : 1)
         row_double_at r = begin_row(sm, p, a, work.hard[n]);
         means_of_row(sm, p, a, r);
         gram_of_row<SHARE>(sm, p, a, r, gram);
-        const double least = add_ridge64(sm, p, a, r, gram);
         adjoint_right64(sm, p, a, r);
-        double *const place = place64(sm, gram, d);
+        double *const place = place64(p, gram);
+        const double least = add_ridge64(sm, p, a, r, place);
         bool solved = factor64(place, d, least);
         if (solved) substitute64(sm, place, d);
         solved = solved && __syncthreads_and(c >= d || fits_float(sm.rho[c]));
@@ -476,8 +582,8 @@ static loam_status launch_adjoint(const loam_problem *p, const loam_args *a, con
                                   const solve_work *work, int64_t blocks, loam_error *error)
 {
     const auto kernel = few_channels(p) ? adjoint_double_kernel<1> : adjoint_double_kernel<4>;
-    kernel<<<(unsigned)blocks, ROW64_THREADS, 0, (cudaStream_t)a->stream>>>(*p, *a, *rows, *work);
-    return cuda_launched("adjoint_double_kernel", error);
+    return cuda_launch("adjoint_double_kernel", kernel, blocks, ROW64_THREADS, shared64(*p), a->stream, false,
+                       error, *p, *a, *rows, *work);
 }
 
 loam_status local_adjoint_double_cuda(const loam_problem *p, const loam_args *a, const row_arrays *rows,
@@ -534,7 +640,7 @@ static __global__ void __launch_bounds__(ROW64_THREADS)
 /* As many thread blocks as an H200 holds at once, or one for each row where these are fewer. */
 static int64_t all64_blocks(const loam_problem *p)
 {
-    const int64_t rows = local_rows(p), most = (few_channels(p) ? 3 : 1) * ROW64_BLOCKS;
+    const int64_t rows = local_rows(p), most = (few_channels(p) ? 2 : 1) * ROW64_BLOCKS;
     return rows < most ? rows : most;
 }
 
