@@ -7,8 +7,8 @@
  *
  * Keys are relative to the first key of the sequence, and are loaded in tiles; centred at kbar, and values at
  * vbar, once these are known. Thread c has channel c of all sums over keys; dimensions are at most DIM64 =
- * ROW64_THREADS. A warp has every eighth key of a tile: its loads do not wait for each other, and its sums over
- * channels need no other warp.
+ * ROW64_THREADS. A warp has every eighth key of a tile: its loads do not wait for each other, and its sums
+ * over channels need no other warp.
  */
 #include "src/local/cuda/backward.h"
 #include "src/local/cuda/forward.h"
@@ -130,8 +130,8 @@ static __device__ void load_both64(const row_double_shared &sm, const loam_probl
                 a.v.token, seen, p.dim_v, (const double *)NULL);
 }
 
-/* dot[t] <- the product of `with` and the warp's t-th row of the tile, from column `first` on; of the row with
- * itself where `with` is NULL. To every lane. */
+/* dot[t] <- the product of `with` and the warp's t-th row of the tile, from column `first` on; of the row
+ * with itself where `with` is NULL. To every lane. */
 static __device__ void dots64(const loam_problem &p, int first, int64_t dim, const double *with,
                               double (&dot)[WARP_KEYS64])
 {
@@ -172,7 +172,7 @@ static __device__ __forceinline__ double of_lane64(const double (&dot)[WARP_KEYS
 }
 
 /* Loads the row's keys and values from j on into the tile, and computes their scores; where the means are
- * known also p, and keys and values are then centred. Beyond the row's last key scores are -inf, and p is 0. */
+ * known also p, and keys and values are then centred. Beyond the row's last key scores are -inf, p is 0. */
 static __device__ void load_tile64(row_double_shared &sm, const loam_problem &p, const loam_args &a,
                                    const row_double_at &r, int64_t j)
 {
