@@ -3,14 +3,17 @@
 #include "cli/command.h"
 #include "cli/distill/trial.h"
 #include "cli/experiment/options.h"
+#include "cli/lm/folder.h"
 #include "cli/lm/lm.h"
 #include "cli/names.h"
 #include "cli/progress.h"
 #include "distill/checkpoint.h"
+#include "distill/model.h"
 #include "distill/needs.h"
 #include "distill/reading.h"
 #include "dof/budget.h"
 #include "io/out_file.h"
+#include "lm/chat.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -81,7 +84,7 @@ static int read_request(request *r, int argc, char **argv, const char **model, b
           "of log alpha; default 0.05" },
         { "seed", OPTION_INT, &r->seed, 0, 9e15, "N", "of draws and orders; default 0" },
         { "out", OPTION_TEXT, &r->out, 0, 0, "DIR",
-          "results.csv, and student.safetensors, from which training goes on; default none" },
+          "the student as a model, results.csv, and training.safetensors to go on from; default none" },
         { "weights", OPTION_TEXT, &r->words.weights, 0, 0, "TYPE",
           "in memory: f32, bf16 or f16; default: the file's type, of 4- and 8-bit files f32" },
         { "tokenizer", OPTION_TEXT, &r->words.tokenizer, 0, 0, "PATH",
@@ -102,6 +105,7 @@ static int read_request(request *r, int argc, char **argv, const char **model, b
 
 typedef struct command {
     const request *r;
+    const char *model; /* its path */
     lm_session session;
     ridge_plan plan;
     activations of;
@@ -163,13 +167,16 @@ static int share_features(command *c, io_error *error)
     return status;
 }
 
-static int open_all(command *c, const char *model, io_error *error)
+static int open_all(command *c, io_error *error)
 {
-    int status = lm_session_open(&c->session, model, &c->r->words, error);
+    int status = lm_session_open(&c->session, c->model, &c->r->words, error);
     if (status) return status;
     const lm_config *config = lm_model_config(c->session.model);
     if (config->architecture == LM_BERT)
-        return io_fail(error, EXIT_USAGE, "%s: distillation is of models that predict", model);
+        return io_fail(error, EXIT_USAGE, "%s: distillation is of models that predict", c->model);
+    if (config->mechanism != LOAM_SOFTMAX || config->forgets)
+        return io_fail(error, EXIT_USAGE, "%s: its attention is %s; expected softmax", c->model,
+                       lm_config_attention_name(config));
     status = ridge_plan_open(&c->plan, &c->r->choice, c->session.model, c->session.tokens, c->r->texts,
                              error);
     if (!status) status = trial_open(&c->trial, &c->plan, c->session.model, error);
@@ -201,6 +208,24 @@ static int begin(const command *c, student *s, student_start start, bool calibra
     return status ? status : student_begin(s, &c->of, start, c->r->training.seed, threads, error);
 }
 
+/* The student as a folder that loam lm reads. */
+static int save_model(const command *c, const student *s, io_error *error)
+{
+    const lm_session *from = &c->session;
+    char path[EXPERIMENT_PATH], *template = NULL;
+    student_model m;
+    int status = student_model_make(&m, from->files, s, c->r->layer, error);
+    if (!status) status = lm_chat_template(&template, c->model, error);
+    const lm_folder folder = { &m.config, lm_model_type(from->model), student_model_read, &m, from->tokens,
+                               template };
+    for (int i = 0; !status && i < LM_FOLDER_FILES; i++) {
+        snprintf(path, sizeof path, "%s/%s", c->r->out, lm_folder_name(i));
+        status = lm_folder_write(&folder, i, path, error);
+    }
+    free(template);
+    return status;
+}
+
 /* The features that need no training. */
 static int measure_drawn(command *c, io_error *error)
 {
@@ -211,11 +236,14 @@ static int measure_drawn(command *c, io_error *error)
     } arms[] = { { "uniform", STUDENT_UNIFORM, false },       { "normal", STUDENT_NORMAL, false },
                  { "orthogonal", STUDENT_ORTHOGONAL, false }, { "dct", STUDENT_DCT, false },
                  { "pairs", STUDENT_PAIRS, false },           { "balanced pairs", STUDENT_PAIRS, true } };
+    const size_t arm_count = sizeof arms / sizeof *arms;
     int status = 0;
-    for (size_t i = 0; !status && i < sizeof arms / sizeof *arms; i++) {
+    for (size_t i = 0; !status && i < arm_count; i++) {
         student s = { 0 };
         status = begin(c, &s, arms[i].start, arms[i].calibrated, error);
         if (!status) status = measure(c, arms[i].name, &s, error);
+        if (!status && i + 1 == arm_count && c->r->out && c->r->training.steps == 0)
+            status = save_model(c, &s, error);
         student_close(&s);
     }
     return status;
@@ -252,6 +280,7 @@ static int measure_trained(command *c, const char *path, io_error *error)
     if (!status) status = run_training(&t, path, error);
     training_close(&t);
     if (!status) status = measure(c, "trained", &s, error);
+    if (!status && c->r->out) status = save_model(c, &s, error);
     student_close(&s);
     return status;
 }
@@ -296,13 +325,13 @@ static int write_csv(const command *c, const char *path, io_error *error)
     return out_commit(file, error);
 }
 
-static int run(command *c, const char *model, io_error *error)
+static int run(command *c, io_error *error)
 {
     const char *const out = c->r->out;
     char checkpoint[EXPERIMENT_PATH], csv[EXPERIMENT_PATH];
-    snprintf(checkpoint, sizeof checkpoint, "%s/student.safetensors", out ? out : "");
+    snprintf(checkpoint, sizeof checkpoint, "%s/training.safetensors", out ? out : "");
     snprintf(csv, sizeof csv, "%s/results.csv", out ? out : "");
-    int status = open_all(c, model, error);
+    int status = open_all(c, error);
     if (!status && out) status = experiment_make_directories(out, error);
     if (!status) status = measure(c, "softmax", NULL, error);
     if (!status) status = measure_drawn(c, error);
@@ -322,8 +351,8 @@ int command_distill(int argc, char **argv)
     command *c = status ? NULL : calloc(1, sizeof *c);
     if (!status && !c) status = io_fail(&error, EXIT_INTERNAL, "out of memory");
     if (c) {
-        c->r = &r;
-        status = run(c, model, &error);
+        c->r = &r, c->model = model;
+        status = run(c, &error);
         trial_close(&c->trial);
         activations_close(&c->of);
         ridge_plan_close(&c->plan);

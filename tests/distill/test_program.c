@@ -91,7 +91,7 @@ static void test_resumed(void **state)
     assert_true(fabs(nll_of(&told, "trained") - trained) < 1e-9);
     told = run_loam(BASE "--features 8 --steps 7 --out r");
     expect_status(&told, 3);
-    assert_non_null(strstr(told.err, "r/student.safetensors is of another run"));
+    assert_non_null(strstr(told.err, "r/training.safetensors is of another run"));
 }
 
 static void test_refused(void **state)

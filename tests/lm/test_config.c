@@ -204,7 +204,7 @@ static const char *const refused[][2] = {
       "'position_embedding_type' is \"relative_key\"; expected \"absolute\"" },
     { OF("gpt2", "\"loam_attention\":3"), "'loam_attention' is 3; expected an object" },
     { OF("gpt2", "\"loam_attention\":{\"mechanism\":\"mesa\"}"),
-      "'mechanism' is \"mesa\"; expected softmax, lla, parallax or fox" },
+      "'mechanism' is \"mesa\"; expected softmax, lla, parallax, fox or features" },
     { OF("gpt2", "\"loam_attention\":{\"mechanism\":\"lla\"}"), "expected 0 < ridge_least <= ridge_most" },
     { OF("gpt2", "\"loam_attention\":{\"mechanism\":\"lla\",\"ridge_least\":2,\"ridge_most\":1}"),
       "expected 0 < ridge_least <= ridge_most" },
