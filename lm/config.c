@@ -281,22 +281,6 @@ double lm_config_scale(const lm_config *config, int64_t layer)
     return 1 / sqrt((double)config->head_dim) / by_layer;
 }
 
-int64_t lm_config_features(const lm_config *config, int64_t layer)
-{
-    const bool has = config->mechanism == LOAM_LINEAR && layer >= 0 && layer < LM_MAX_FEATURE_LAYERS;
-    return has ? config->features[layer] : 0;
-}
-
-int64_t lm_config_feature_heads(const lm_config *config)
-{
-    return config->features_shared ? config->heads_kv : config->heads_q;
-}
-
-int64_t lm_config_state(const lm_config *config, int64_t layer)
-{
-    return lm_config_feature_heads(config) * (config->head_dim + 2) * lm_config_features(config, layer);
-}
-
 bool lm_config_attention(lm_config *config, const char *name)
 {
     for (int i = 0; i < ATTENTIONS; i++)

@@ -38,13 +38,14 @@ typedef struct lm_config {
     bool forgets;                   /* LOAM_SOFTMAX: FoX, with a gate for each head and token */
     double ridge_least, ridge_most; /* LOAM_LLA: least + (most - least) sigmoid(W x) */
     loam_ridge_unit ridge_unit;
-    int16_t features[LM_MAX_FEATURE_LAYERS]; /* LOAM_LINEAR: of each head of a layer; 0: it has softmax */
-    bool features_shared;                    /* by the queries of a key's group */
-    bool tied;                               /* logits by the embedding */
-    bool parallel;                           /* NeoX: attention and mlp from the same x */
-    bool scale_by_layer;                     /* GPT-2: scores of layer i are divided by i + 1 as well */
-    int32_t bos;                             /* -1: none */
-    int32_t stop[LM_MAX_STOPS];              /* tokens that end a text */
+    /* LOAM_LINEAR: of each head of a layer, 0: it has softmax; whether heads are those of the keys. */
+    int16_t features[LM_MAX_FEATURE_LAYERS];
+    bool features_shared;
+    bool tied;                  /* logits by the embedding */
+    bool parallel;              /* NeoX: attention and mlp from the same x */
+    bool scale_by_layer;        /* GPT-2: scores of layer i are divided by i + 1 as well */
+    int32_t bos;                /* -1: none */
+    int32_t stop[LM_MAX_STOPS]; /* tokens that end a text */
     int stops;
 } lm_config;
 
@@ -59,8 +60,8 @@ int64_t lm_config_state(const lm_config *config, int64_t layer);
 /* What scores q.k of a layer are multiplied by. */
 double lm_config_scale(const lm_config *config, int64_t layer);
 
-/* "softmax", "lla", "parallax", "fox", "features": sets, or tells, the attention that a model was trained with. False:
- * there is none of this name. */
+/* "softmax", "lla", "parallax", "fox", "features": sets, or tells, the attention that a model was trained
+ * with. False: there is none of this name. */
 bool lm_config_attention(lm_config *config, const char *name);
 const char *lm_config_attention_name(const lm_config *config);
 

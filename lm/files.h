@@ -38,8 +38,8 @@ typedef enum lm_part {
     LM_RIDGE,  /* [heads_q][width]; of models trained with LLA */
     LM_PROBE,  /* [heads_q head_dim][width]; with Parallax */
     LM_FORGET, /* [heads_q][width]; with FoX */
-    /* Those from here on are of layers with features, and float32 whatever type the weights have: logarithms
-     * of features are differences of large numbers. Heads are those of the queries or, shared, of the keys. */
+    /* Those from here on are of layers with features, and float32 whatever type the weights have, because
+     * logarithms of features are differences of large numbers. Heads are those of queries or of keys. */
     LM_FEATURE_Z,       /* [heads features][head_dim], heads one after another, as all of these */
     LM_FEATURE_ALPHA,   /* [heads][features]: log alpha */
     LM_FEATURE_SHIFT,   /* [heads][head_dim] */

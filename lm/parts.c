@@ -4,6 +4,22 @@
 
 #include <stdio.h>
 
+int64_t lm_config_features(const lm_config *config, int64_t layer)
+{
+    const bool has = config->mechanism == LOAM_LINEAR && layer >= 0 && layer < LM_MAX_FEATURE_LAYERS;
+    return has ? config->features[layer] : 0;
+}
+
+int64_t lm_config_feature_heads(const lm_config *config)
+{
+    return config->features_shared ? config->heads_kv : config->heads_q;
+}
+
+int64_t lm_config_state(const lm_config *config, int64_t layer)
+{
+    return lm_config_feature_heads(config) * (config->head_dim + 2) * lm_config_features(config, layer);
+}
+
 bool lm_part_is_vector(lm_part part)
 {
     switch (part) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * A student as files: read as it was written, beside the same student in memory; whole, in pieces and token by
- * token; and files that contradict themselves. */
+ * A student as files: read as it was written, beside the same student in memory; whole, in pieces and token
+ * by token; and files that contradict themselves. */
 #define _XOPEN_SOURCE 700
 #include "distill/model.h"
 #include "distill/reading.h"
