@@ -8,6 +8,7 @@
 #include "cli/names.h"
 #include "cli/progress.h"
 #include "distill/checkpoint.h"
+#include "distill/flushed.h"
 #include "distill/model.h"
 #include "distill/needs.h"
 #include "distill/reading.h"
@@ -111,6 +112,7 @@ typedef struct command {
     activations of;
     trial trial;
     int64_t *features; /* [layers] */
+    double *flushed;   /* [layers], of the last student */
 } command;
 
 static void count_one(void *bar) { progress_add(bar, 1); }
@@ -226,6 +228,15 @@ static int save_model(const command *c, const student *s, io_error *error)
     return status;
 }
 
+/* What is kept of the last student: how its states fare, and where --out says so the model. */
+static int finish(command *c, const student *s, io_error *error)
+{
+    c->flushed = calloc((size_t)c->of.layers, sizeof *c->flushed);
+    if (!c->flushed) return io_fail(error, EXIT_INTERNAL, "out of memory for shares");
+    const int status = student_flushed(s, &c->of, c->session.on.threads, c->flushed, error);
+    return !status && c->r->out ? save_model(c, s, error) : status;
+}
+
 /* The features that need no training. */
 static int measure_drawn(command *c, io_error *error)
 {
@@ -242,8 +253,7 @@ static int measure_drawn(command *c, io_error *error)
         student s = { 0 };
         status = begin(c, &s, arms[i].start, arms[i].calibrated, error);
         if (!status) status = measure(c, arms[i].name, &s, error);
-        if (!status && i + 1 == arm_count && c->r->out && c->r->training.steps == 0)
-            status = save_model(c, &s, error);
+        if (!status && i + 1 == arm_count && c->r->training.steps == 0) status = finish(c, &s, error);
         student_close(&s);
     }
     return status;
@@ -280,7 +290,7 @@ static int measure_trained(command *c, const char *path, io_error *error)
     if (!status) status = run_training(&t, path, error);
     training_close(&t);
     if (!status) status = measure(c, "trained", &s, error);
-    if (!status && c->r->out) status = save_model(c, &s, error);
+    if (!status) status = finish(c, &s, error);
     student_close(&s);
     return status;
 }
@@ -293,6 +303,21 @@ static double gap_of(const trial *t, int arm)
     return trial_value_of(t, arm).more / trial_value_of(t, 2).more;
 }
 
+/* Of the layers that have features. */
+static void print_flushed(const command *c)
+{
+    double sum = 0;
+    int64_t most = c->r->layer < 0 ? 0 : c->r->layer;
+    for (int64_t i = 0; i < c->of.layers; i++) {
+        sum += c->flushed[i] / (double)c->of.layers;
+        if (c->r->layer < 0 && c->flushed[i] > c->flushed[most]) most = i;
+    }
+    printf("keys that take the past of a feature times less than e^-20: %.3g %% of a head's tokens",
+           100 * (c->r->layer < 0 ? sum : c->flushed[most]));
+    if (c->r->layer < 0) printf(" in the mean, %.3g %% in layer %" PRId64, 100 * c->flushed[most], most);
+    printf("\n");
+}
+
 static void print(const command *c)
 {
     const trial *t = &c->trial;
@@ -303,6 +328,7 @@ static void print(const command *c)
     for (int64_t i = 0; c->r->dof && i < c->of.layers; i++)
         printf("%s%" PRId64 "%s", i ? " " : "features by layer: ", c->features[i],
                i + 1 < c->of.layers ? "" : "\n");
+    print_flushed(c);
     printf("\n%-16s %8s %9s %7s %7s\n", "attention", "NLL", "more", "error", "gap");
     for (int arm = 0; arm < t->count; arm++) {
         const trial_value v = trial_value_of(t, arm);
@@ -358,6 +384,7 @@ int command_distill(int argc, char **argv)
         ridge_plan_close(&c->plan);
         lm_session_close(&c->session);
         free(c->features);
+        free(c->flushed);
     }
     free(c);
     return status ? options_report("distill", &error) : EXIT_OK;

@@ -44,6 +44,7 @@ static void test_table(void **state)
         assert_true(fabs(nll_of(&one, names[i]) - nll_of(&all, names[i])) > 1e-4);
     }
     assert_null(strstr(all.out, "trained"));
+    assert_non_null(strstr(all.out, "times less than e^-20: "));
     const outcome eval = run_loam("lm eval " MODELS "llama --tokenizer " TOKENIZER " --text " TEXTS
                                   " --context 16");
     expect_status(&eval, 0);
@@ -147,11 +148,8 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_table),
-        cmocka_unit_test(test_budget),
-        cmocka_unit_test(test_resumed),
-        cmocka_unit_test(test_model),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_table), cmocka_unit_test(test_budget),  cmocka_unit_test(test_resumed),
+        cmocka_unit_test(test_model), cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }
