@@ -125,8 +125,8 @@ static void test_against(void **state)
     assert_true(fabs(evaluated("--against softmax --against-sharpen 2", CHANGE) + sharper) < 1e-6);
 }
 
-/* Of windows of 8: the first three places are a text of three tokens, and the last window, of 3 tokens after 5
- * that were scored before, has the last three. */
+/* Of windows of 8: the first three places are a text of three tokens, and the last window, of 3 tokens after
+ * 5 that were scored before, has the last three. */
 static void test_positions(void **state)
 {
     enum { TOKENS = 1, NLL = 3 };
