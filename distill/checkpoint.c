@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "distill/checkpoint.h"
 
+#include "distill/training_gpu.h"
 #include "io/safetensors.h"
 
 #include <errno.h>
@@ -83,15 +84,16 @@ static void describe(const training *t, char line[LINE])
     snprintf(line, LINE,
              "loam %s; %s; loss %d; steps %" PRId64 "; batch %" PRId64 " of %" PRId64 " windows of %" PRId64
              "; rates %.17g %.17g; seed %" PRIu64 "; queries %" PRId64,
-             loam_version(), machine_name(&t->on, name), (int)o->loss, o->steps, o->batch, t->a->windows,
-             t->a->tokens, o->rate, o->rate_log_alpha, o->seed, t->s->queries);
+             loam_version(), machine_name(t->gpu ? t->options.gpu : &t->on, name), (int)o->loss, o->steps,
+             o->batch, t->a->windows, t->a->tokens, o->rate, o->rate_log_alpha, o->seed, t->s->queries);
 }
 
-int training_save(const training *t, const char *path, io_error *error)
+int training_save(training *t, const char *path, io_error *error)
 {
     char line[LINE];
     pieces p;
-    int status = open_pieces(&p, t, path, error);
+    int status = training_fetch(t, error);
+    if (!status) status = open_pieces(&p, t, path, error);
     if (status) return status;
     describe(t, line);
     const char *const texts[] = { "inputs", line, NULL };
@@ -137,6 +139,7 @@ static int load(training *t, const pieces *p, safetensors *file, const char *pat
     for (size_t i = 1; !status && i < p->count; i++)
         memcpy(p->arrays[i].data, got[i].data, (size_t)got[i].count * sizeof(double));
     if (!status) {
+        if (t->gpu) training_gpu_send(t);
         optimiser_resume(&t->of_z, (int64_t)step);
         optimiser_resume(&t->of_log_alpha, (int64_t)step);
     }

@@ -86,6 +86,9 @@ static int read_request(request *r, int argc, char **argv, const char **model, b
           "in memory: f32, bf16 or f16; default: the file's type, of 4- and 8-bit files f32" },
         { "tokenizer", OPTION_TEXT, &r->words.tokenizer, 0, 0, "PATH",
           "tokenizer.json, a folder or .gguf; default: beside the model" },
+        { "backend", OPTION_TEXT, &r->words.backend, 0, 0, "cpu|cuda",
+          "default cpu, which trains in float64; cuda in float32" },
+        { "device", OPTION_INT, &r->words.device, 0, 1023, "N", "which GPU; default 0" },
         { "threads", OPTION_INT, &r->words.threads, 1, 4096, "N",
           "default: all; results do not depend on it" },
         { .name = NULL },
@@ -237,6 +240,7 @@ static int run_training(training *t, const char *path, io_error *error)
         status = training_save(t, path, error);
         saved = lm_seconds();
     }
+    if (!status) status = training_fetch(t, error);
     progress_end(&bar);
     return !status && path && training_taken(t) > from ? training_save(t, path, error) : status;
 }
@@ -247,6 +251,7 @@ static int measure_trained(command *c, const char *path, io_error *error)
     student s = { 0 };
     training t = { 0 };
     options.threads = c->session.on.threads;
+    options.gpu = c->session.on.gpu ? &c->session.on : NULL;
     int status = begin(c, &s, STUDENT_PAIRS, true, error);
     if (!status) status = training_open(&t, &s, &c->of, &options, error);
     if (!status) status = run_training(&t, path, error);

@@ -6,6 +6,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include <cmocka.h>
 
@@ -14,7 +15,8 @@ void scene_open(scene *s, const char *name)
     const lm_options options = lm_options_default();
     io_error error;
     char path[4096];
-    snprintf(path, sizeof path, "%s/%s", LM_TEST_DATA, name);
+    const char *const folder = getenv("LOAM_TEST_DATA"); /* of gpu-bundle.sh */
+    snprintf(path, sizeof path, "%s%s/%s", folder ? folder : LM_TEST_DATA, folder ? "/lm" : "", name);
     *s = (scene){ .on = machine_cpu(LOAM_F32, 1) };
     if (lm_files_open(&s->files, path, &error)) fail_msg("%s", error.text);
     if (lm_model_open(&s->model, &s->on, s->files, &options, &error)) fail_msg("%s", error.text);
