@@ -46,7 +46,7 @@ static feature_loss loss_of(const training *t, int64_t layer, int64_t head, cons
                            .largest = t->largest[layer * t->s->heads + head],
                            .tokens = t->a->tokens,
                            .channels = t->s->channels,
-                           .features = l->features,
+                           .features = l->used[head],
                            .x = x,
                            .y = y,
                            .z = l->z + head * l->features * t->s->channels,

@@ -27,7 +27,7 @@ static void list_heads(training_gpu *g, const student *s)
                                      .log_alpha = (float *)log_alpha->x.data + h * M,
                                      .grad_z = (float *)z->g.data + h * M * d,
                                      .grad_log_alpha = (float *)log_alpha->g.data + h * M,
-                                     .features = M };
+                                     .features = s->layer[layer].used[h] };
     }
 }
 

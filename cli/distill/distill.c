@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: MIT
  * loam distill: a pretrained Transformer whose softmax attention becomes positive random features. */
 #include "cli/command.h"
+#include "cli/distill/strategy.h"
 #include "cli/distill/trial.h"
 #include "cli/experiment/options.h"
 #include "cli/lm/lm.h"
 #include "cli/names.h"
 #include "cli/progress.h"
 #include "distill/checkpoint.h"
-#include "distill/needs.h"
 #include "distill/reading.h"
-#include "dof/budget.h"
 #include "io/out_file.h"
 
 #include <inttypes.h>
@@ -23,16 +22,16 @@ static const char ABOUT[] =
     "with features drawn in several ways, and with those that were trained layer by layer on its own queries "
     "and keys.";
 
-static const double interval = 60;   /* seconds between checkpoints */
-static const double lambda = 0x1p-8; /* of degrees of freedom, that of loam dof */
+static const double interval = 60; /* seconds between checkpoints */
 
 typedef struct request {
     lm_words words;
-    const char *calibration, *texts, *loss, *out;
+    const char *calibration, *texts, *loss, *strategy, *out;
     ridge_choice choice; /* of what is predicted */
-    int64_t windows, layer, seed;
+    int64_t windows, layer, seed, measured_windows, measured_steps;
     dof_budget budget;
-    bool shared, dof;
+    bool shared;
+    strategy how;
     training_options training;
 } request;
 
@@ -46,8 +45,10 @@ static const char *loss_word(int index)
 
 static int check(request *r, io_error *error)
 {
-    int kind = r->training.loss;
-    const int status = names_choose("loss", r->loss, loss_word, &kind, error);
+    int kind = r->training.loss, how = STRATEGY_FIX;
+    int status = names_choose("loss", r->loss, loss_word, &kind, error);
+    if (!status) status = names_choose("strategy", r->strategy, strategy_name, &how, error);
+    r->how = (strategy)how;
     r->training.loss = (feature_loss_kind)kind, r->training.seed = (uint64_t)r->seed;
     if (!status && dof_budget_check(&r->budget, error)) return EXIT_USAGE;
     return !status && r->out ? experiment_check_out(r->out, error) : status;
@@ -55,7 +56,9 @@ static int check(request *r, io_error *error)
 
 static int read_request(request *r, int argc, char **argv, const char **model, bool *help, io_error *error)
 {
-    *r = (request){ .words = lm_words_default(), .windows = 64, .layer = -1 };
+    *r = (request){
+        .words = lm_words_default(), .windows = 64, .layer = -1, .measured_windows = 8, .measured_steps = 100
+    };
     r->budget = (dof_budget){ .mean = 64, .unit = 8, .most = LOAM_MAX_DIM };
     r->choice.tokens = 4096, r->choice.context = 512;
     r->training = training_options_default();
@@ -69,8 +72,12 @@ static int read_request(request *r, int argc, char **argv, const char **model, b
           "of a head in the mean; default 64" },
         { "unit", OPTION_INT, &r->budget.unit, 1, LOAM_MAX_DIM, "N",
           "features are multiples of it; default 8" },
-        { "dof", OPTION_FLAG, &r->dof, 0, 0, NULL,
-          "of layers by the degrees of freedom of their attention, not of all alike" },
+        { "strategy", OPTION_TEXT, &r->strategy, 0, 0, "NAME",
+          "who has more: fix (default: none), rel, attn, head, clip or measured" },
+        { "measured-windows", OPTION_INT, &r->measured_windows, 1, 1e6, "N",
+          "of the calibration that measured predicts; default 8" },
+        { "measured-steps", OPTION_INT, &r->measured_steps, 0, 1e9, "N",
+          "of training before it measures; default 100" },
         { "shared", OPTION_FLAG, &r->shared, 0, 0, NULL, "one state for the queries that share keys" },
         { "layer", OPTION_INT, &r->layer, 0, 1e6, "N", "the one layer without softmax; default all" },
         { "loss", OPTION_TEXT, &r->loss, 0, 0, "NAME", "softmax (default), l2row or l2" },
@@ -109,7 +116,7 @@ typedef struct command {
     ridge_plan plan;
     activations of;
     trial trial;
-    int64_t *features; /* [layers] */
+    shares shares;
 } command;
 
 static void count_one(void *bar) { progress_add(bar, 1); }
@@ -152,18 +159,20 @@ static int read_calibration(command *c, io_error *error)
     return status;
 }
 
-/* Without --dof needs are equal. */
 static int share_features(command *c, io_error *error)
 {
-    double *needs = calloc((size_t)c->of.layers, sizeof *needs);
-    c->features = calloc((size_t)c->of.layers, sizeof *c->features);
-    int status = needs && c->features
-                     ? 0
-                     : io_fail(error, EXIT_INTERNAL, "out of memory for numbers of features");
-    if (!status && c->r->dof) status = activations_needs(&c->of, lambda, c->session.on.threads, needs, error);
-    if (!status) dof_budget_share(&c->r->budget, needs, c->of.layers, c->features);
-    free(needs);
-    return status;
+    const request *r = c->r;
+    const strategy_problem p = { .how = r->how,
+                                 .budget = r->budget,
+                                 .of = &c->of,
+                                 .shared = r->shared,
+                                 .session = &c->session,
+                                 .calibration = r->calibration,
+                                 .context = r->choice.context,
+                                 .windows = r->measured_windows,
+                                 .steps = r->measured_steps,
+                                 .training = r->training };
+    return strategy_share(&p, &c->shares, error);
 }
 
 static int open_all(command *c, const char *model, io_error *error)
@@ -199,7 +208,8 @@ static int measure(command *c, const char *name, const student *s, io_error *err
 static int begin(const command *c, student *s, student_start start, bool calibrated, io_error *error)
 {
     const int threads = c->session.on.threads;
-    int status = student_open(s, &c->of, c->features, c->r->shared, error);
+    int status = student_open(s, &c->of, c->shares.features, c->r->shared, error);
+    if (!status && c->shares.used) student_use(s, c->shares.used);
     if (!status && calibrated) status = student_calibrate(s, &c->of, true, threads, error);
     return status ? status : student_begin(s, &c->of, start, c->r->training.seed, threads, error);
 }
@@ -276,9 +286,7 @@ static void print(const command *c)
            " features of a %s head in the mean, %s\n",
            c->of.windows, c->of.tokens, c->plan.window_count, c->r->budget.mean,
            c->r->shared ? "key" : "query", c->r->layer < 0 ? "all layers" : "one layer");
-    for (int64_t i = 0; c->r->dof && i < c->of.layers; i++)
-        printf("%s%" PRId64 "%s", i ? " " : "features by layer: ", c->features[i],
-               i + 1 < c->of.layers ? "" : "\n");
+    shares_print(&c->shares, &c->of);
     printf("\n%-16s %8s %9s %7s %7s\n", "attention", "NLL", "more", "error", "gap");
     for (int arm = 0; arm < t->count; arm++) {
         const trial_value v = trial_value_of(t, arm);
@@ -333,7 +341,7 @@ int command_distill(int argc, char **argv)
         activations_close(&c->of);
         ridge_plan_close(&c->plan);
         lm_session_close(&c->session);
-        free(c->features);
+        shares_close(&c->shares);
     }
     free(c);
     return status ? options_report("distill", &error) : EXIT_OK;

@@ -26,6 +26,9 @@ void trial_close(trial *t);
 int trial_run(trial *t, const char *name, const lm_options *options, void (*told)(void *to), void *to,
               io_error *error);
 
+/* Forgets the last arm. */
+void trial_drop(trial *t);
+
 /* The mean of -log p by token, and how much more that is than arm 0's, with one standard error over windows;
  * NaN of a single one. */
 typedef struct trial_value {

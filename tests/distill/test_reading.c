@@ -37,6 +37,7 @@ static student random_student(const scene *s, bool shared)
         const int64_t heads = made.heads, d = made.channels;
         fill(l->z, heads * l->features * d, 1, (uint64_t)(8 * i));
         fill(l->log_alpha, heads * l->features, 1, (uint64_t)(8 * i + 1));
+        l->log_alpha[heads * l->features - 1] = -1e4; /* not used: student_use */
         fill(l->shift, heads * d, 0.5, (uint64_t)(8 * i + 2));
         fill(l->balance, heads * d * d, 0.3, (uint64_t)(8 * i + 3));
         fill(l->balance_keys, heads * d * d, 0.3, (uint64_t)(8 * i + 4));
