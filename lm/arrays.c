@@ -32,6 +32,11 @@ static const lm_array arrays[LM_PARTS] = {
     [LM_RIDGE] = { NULL, ROLE_RIDGE, true },
     [LM_PROBE] = { NULL, ROLE_PROBE, true },
     [LM_FORGET] = { NULL, ROLE_DECAY_1, true },
+    [LM_FEATURE_Z] = { NULL, ROLES, false },
+    [LM_FEATURE_ALPHA] = { NULL, ROLES, false },
+    [LM_FEATURE_SHIFT] = { NULL, ROLES, false },
+    [LM_FEATURE_BALANCE] = { NULL, ROLES, false },
+    [LM_FEATURE_BALANCE_KEYS] = { NULL, ROLES, false },
 };
 
 lm_array lm_array_of(lm_part part) { return arrays[part]; }

@@ -271,7 +271,8 @@ static const struct {
 } attentions[] = { { "softmax", LOAM_SOFTMAX, false },
                    { "lla", LOAM_LLA, false },
                    { "parallax", LOAM_PARALLAX, false },
-                   { "fox", LOAM_SOFTMAX, true } };
+                   { "fox", LOAM_SOFTMAX, true },
+                   { "features", LOAM_LINEAR, false } };
 enum { ATTENTIONS = sizeof attentions / sizeof *attentions };
 
 double lm_config_scale(const lm_config *config, int64_t layer)
@@ -314,6 +315,42 @@ static void read_ridge(reader *r, lm_config *out, const json_t *own)
         wrong(r, "loam_attention", own, "0 < ridge_least <= ridge_most");
 }
 
+static void read_features(reader *r, lm_config *out, const json_t *own)
+{
+    const json_t *list = value_of(own, "features"), *shared = value_of(own, "shared"), *each;
+    size_t layer;
+    if (shared && !json_is_boolean(shared)) wrong(r, "shared", shared, "true or false");
+    if (out->layers > LM_MAX_FEATURE_LAYERS || (int64_t)json_array_size(list) != out->layers)
+        wrong(r, list ? "features" : "loam_attention", list ? list : own,
+              "a list of as many numbers as layers, of at most 256 layers");
+    out->features_shared = json_is_true(shared);
+    json_array_foreach(list, layer, each)
+    {
+        const json_int_t count = json_is_integer(each) ? json_integer_value(each) : -1;
+        if (count < 0 || count > LOAM_MAX_DIM) wrong(r, "features", each, "a whole number from 0 to 512");
+        if (!r->status) out->features[layer] = (int16_t)count;
+    }
+}
+
+/* Keys that such attention does not have. */
+static void refuse_keys(reader *r, const lm_config *config, const json_t *own)
+{
+    static const char *const keys[][4] = { { "mechanism", NULL },
+                                           { "ridge_least", "ridge_most", "ridge_unit", NULL },
+                                           { "features", "shared", NULL } };
+    const bool has[] = { true, config->mechanism == LOAM_LLA, config->mechanism == LOAM_LINEAR };
+    const json_t *value;
+    const char *key;
+    json_object_foreach((json_t *)(uintptr_t)own, key, value)
+    {
+        bool known = false;
+        for (int i = 0; i < 3; i++)
+            for (int n = 0; has[i] && keys[i][n]; n++)
+                known |= strcmp(key, keys[i][n]) == 0;
+        if (!known) wrong(r, key, value, "none: this attention does not have it");
+    }
+}
+
 static void read_attention(reader *r, lm_config *out)
 {
     const json_t *own = value_of(r->root, "loam_attention");
@@ -322,8 +359,10 @@ static void read_attention(reader *r, lm_config *out)
     const char *name = text_of(r, own, "mechanism", "softmax");
     if (!lm_config_attention(out, name) || (out->architecture == LM_BERT && strcmp(name, "softmax") != 0))
         wrong(r, "mechanism", value_of(own, "mechanism"),
-              out->architecture == LM_BERT ? "softmax" : "softmax, lla, parallax or fox");
+              out->architecture == LM_BERT ? "softmax" : "softmax, lla, parallax, fox or features");
+    if (!r->status) refuse_keys(r, out, own);
     if (!r->status && out->mechanism == LOAM_LLA) read_ridge(r, out, own);
+    if (!r->status && out->mechanism == LOAM_LINEAR) read_features(r, out, own);
 }
 
 static void read_model(reader *r, lm_config *out)

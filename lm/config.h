@@ -21,7 +21,7 @@ typedef enum lm_architecture {
 
 typedef enum lm_activation { LM_GELU, LM_GELU_TANH, LM_SILU, LM_RELU } lm_activation;
 
-enum { LM_MAX_STOPS = 8, LM_MAX_SIZE = 1 << 28 };
+enum { LM_MAX_STOPS = 8, LM_MAX_SIZE = 1 << 28, LM_MAX_FEATURE_LAYERS = 256 };
 
 typedef struct lm_config {
     lm_architecture architecture;
@@ -32,11 +32,15 @@ typedef struct lm_config {
     double rope_base;
     lm_activation activation;
     /* The attention that it was trained with, by our key "loam_attention": LOAM_SOFTMAX, LOAM_LLA with a
-     * ridge for each head and token, or LOAM_PARALLAX with a probe. */
+     * ridge for each head and token, or LOAM_PARALLAX with a probe; or LOAM_LINEAR with positive random
+     * features (docs/features.md), that it was distilled to. */
     loam_mechanism mechanism;
     bool forgets;                   /* LOAM_SOFTMAX: FoX, with a gate for each head and token */
     double ridge_least, ridge_most; /* LOAM_LLA: least + (most - least) sigmoid(W x) */
     loam_ridge_unit ridge_unit;
+    /* LOAM_LINEAR: of each head of a layer, 0: it has softmax; whether heads are those of the keys. */
+    int16_t features[LM_MAX_FEATURE_LAYERS];
+    bool features_shared;
     bool tied;                  /* logits by the embedding */
     bool parallel;              /* NeoX: attention and mlp from the same x */
     bool scale_by_layer;        /* GPT-2: scores of layer i are divided by i + 1 as well */
@@ -48,11 +52,16 @@ typedef struct lm_config {
 /* "gpt2", "gpt_neox", "llama", "bert". */
 const char *lm_architecture_name(lm_architecture architecture);
 
+/* Of a layer: its features, the heads that have them, and the floats of all their states. */
+int64_t lm_config_features(const lm_config *config, int64_t layer);
+int64_t lm_config_feature_heads(const lm_config *config);
+int64_t lm_config_state(const lm_config *config, int64_t layer);
+
 /* What scores q.k of a layer are multiplied by. */
 double lm_config_scale(const lm_config *config, int64_t layer);
 
-/* "softmax", "lla", "parallax", "fox": sets, or tells, the attention that a model was trained with. False:
- * there is none of this name. */
+/* "softmax", "lla", "parallax", "fox", "features": sets, or tells, the attention that a model was trained
+ * with. False: there is none of this name. */
 bool lm_config_attention(lm_config *config, const char *name);
 const char *lm_config_attention_name(const lm_config *config);
 

@@ -54,6 +54,19 @@ static int check_reals(const lm_config *c, const char *name, io_error *error)
     return 0;
 }
 
+static int check_features(const lm_config *c, const char *name, io_error *error)
+{
+    int64_t all = 0;
+    if (c->mechanism != LOAM_LINEAR) return 0;
+    for (int64_t i = 0; i < c->layers; i++)
+        all += lm_config_features(c, i);
+    if (all == 0) return io_fail(error, EXIT_INPUT, "%s: no layer has features; expected some", name);
+    return c->head_dim <= LOAM_MAX_DIM
+               ? 0
+               : io_fail(error, EXIT_INPUT, "%s: features of heads of %lld channels; expected at most %d",
+                         name, (long long)c->head_dim, LOAM_MAX_DIM);
+}
+
 static void drop_no_tokens(lm_config *c)
 {
     int kept = 0;
@@ -71,6 +84,7 @@ int lm_config_check(lm_config *config, const char *name, io_error *error)
     int status = check_sizes(config, name, error);
     if (!status) status = check_divisions(config, name, error);
     if (!status) status = check_reals(config, name, error);
+    if (!status) status = check_features(config, name, error);
     if (!status) drop_no_tokens(config);
     return status;
 }

@@ -71,6 +71,16 @@ static void put_others(writer *w, const lm_config *c)
     }
 }
 
+static bool put_features(json_t *own, const lm_config *c)
+{
+    json_t *list = json_array();
+    bool whole = true;
+    for (int64_t i = 0; i < c->layers; i++)
+        whole = json_array_append_new(list, json_integer(c->features[i])) == 0 && whole;
+    whole = json_object_set_new(own, "features", list) == 0 && whole;
+    return json_object_set_new(own, "shared", json_boolean(c->features_shared)) == 0 && whole;
+}
+
 /* Our own key, of what the library of the others cannot read. */
 static void put_attention(writer *w, const lm_config *c)
 {
@@ -83,6 +93,7 @@ static void put_attention(writer *w, const lm_config *c)
                     0 &&
                 whole;
     }
+    if (c->mechanism == LOAM_LINEAR) whole = put_features(own, c) && whole;
     put(w, "loam_attention", own);
     w->whole = w->whole && whole;
 }

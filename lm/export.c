@@ -92,7 +92,7 @@ static int read_part(const void *context, lm_part part, int64_t layer, int64_t f
     array a = { 0 };
     safetensors_place place;
     (void)dtype;
-    lm_part_shape(e->config, part, &rows, &columns);
+    lm_part_shape(e->config, part, layer, &rows, &columns);
     lm_array_text(part, layer, text);
     /* Linear maps are trained from nothing without biases. */
     if (lm_part_is_vector(part) && !safetensors_find(e->file, text, &place)) {

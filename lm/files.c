@@ -64,7 +64,7 @@ static int check_shape(const lm_files *f, lm_part part, int64_t layer, const ten
 {
     int64_t rows, columns, shape[2];
     int rank;
-    lm_part_shape(&f->config, part, &rows, &columns);
+    lm_part_shape(&f->config, part, layer, &rows, &columns);
     lm_name_shape(lm_name_of(f->names, part), part, rows, columns, &rank, shape);
     if (t->rank == rank && memcmp(shape, t->shape, (size_t)rank * sizeof *shape) == 0) return 0;
     char name[LM_NAME_TEXT], found[ARRAY_TEXT], expected[ARRAY_TEXT];
@@ -77,7 +77,7 @@ static int find_part(lm_files *f, lm_part part, int64_t layer, io_error *error)
 {
     source *s = source_at(f, part, layer);
     int64_t rows, columns;
-    lm_part_shape(&f->config, part, &rows, &columns);
+    lm_part_shape(&f->config, part, layer, &rows, &columns);
     if (!rows) return 0;
     *s = (source){ .name = lm_name_of(f->names, part), .rows = rows, .columns = columns };
     if (lm_part_is_vector(part)) s->rows = columns, s->columns = 1;
@@ -129,7 +129,7 @@ static void add_up(lm_files *f)
         for (int64_t layer = 0; layer < layers_with(f, (lm_part)part); layer++) {
             const source *s = source_at(f, (lm_part)part, layer);
             if (!s->rows || s->name.third > 0) continue;
-            counts[s->array.type] += s->array.count;
+            if (part < LM_FEATURE_Z) counts[s->array.type] += s->array.count;
             f->bytes += tensor_bytes(&s->array);
         }
     for (int type = 0; type < TENSOR_TYPES; type++)
@@ -209,7 +209,7 @@ int lm_files_read(const lm_files *f, lm_part part, int64_t layer, int64_t first,
 {
     int64_t rows, columns;
     char text[64];
-    lm_part_shape(&f->config, part, &rows, &columns);
+    lm_part_shape(&f->config, part, layer, &rows, &columns);
     if (layer < 0 || layer >= layers_with(f, part) || first < 0 || count < 0 || first > rows ||
         count > rows - first)
         return io_fail(error, EXIT_INTERNAL, "%s has %lld rows; %lld rows from %lld on were asked for",

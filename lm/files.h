@@ -38,12 +38,20 @@ typedef enum lm_part {
     LM_RIDGE,  /* [heads_q][width]; of models trained with LLA */
     LM_PROBE,  /* [heads_q head_dim][width]; with Parallax */
     LM_FORGET, /* [heads_q][width]; with FoX */
+    /* Those from here on are of layers with features, and float32 whatever type the weights have, because
+     * logarithms of features are differences of large numbers. Heads are those of queries or of keys. */
+    LM_FEATURE_Z,       /* [heads features][head_dim], heads one after another, as all of these */
+    LM_FEATURE_ALPHA,   /* [heads][features]: log alpha */
+    LM_FEATURE_SHIFT,   /* [heads][head_dim] */
+    LM_FEATURE_BALANCE, /* [heads head_dim][head_dim] */
+    LM_FEATURE_BALANCE_KEYS,
     LM_PARTS
 } lm_part;
 
 bool lm_part_is_vector(lm_part part);
-/* Rows and columns of a part; 0 rows: such a model has none. */
-void lm_part_shape(const lm_config *config, lm_part part, int64_t *rows, int64_t *columns);
+/* Rows and columns of a part; 0 rows: the layer, or the model, has none. layer is ignored where a part is not
+ * of one. */
+void lm_part_shape(const lm_config *config, lm_part part, int64_t layer, int64_t *rows, int64_t *columns);
 /* "layer 3's query weights", for messages; layer is ignored where a part is not of one. */
 const char *lm_part_text(lm_part part, int64_t layer, char text[64]);
 
@@ -55,7 +63,7 @@ int lm_files_open(lm_files **made, const char *path, io_error *error);
 void lm_files_close(lm_files *f); /* NULL is allowed */
 
 const lm_config *lm_files_config(const lm_files *f);
-/* The type of most weights, as the file has them: "BF16", "Q4_1"; and the bytes of all. */
+/* The type of most weights but features, as the file has them: "BF16", "Q4_1"; and the bytes of all. */
 const char *lm_files_type(const lm_files *f);
 int64_t lm_files_bytes(const lm_files *f);
 

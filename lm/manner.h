@@ -22,5 +22,8 @@ bool manner_ridges_differ(const lm_options *o, const lm_config *c, int64_t layer
 const lm_features *manner_features(const lm_options *o, int64_t layer);
 void manner_features_problem(const lm_features *f, loam_problem *p);
 void manner_features_args(const lm_features *f, const lm_config *c, loam_args *args);
+/* The heads that features and states of a layer have; the rows of a state, `features` wide. */
+int64_t manner_features_heads(const lm_features *f, const lm_config *c);
+int64_t manner_state_rows(const lm_config *c);
 
 #endif

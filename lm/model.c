@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "lm/model.h"
 
-#include "io/half.h"
+#include "lm/loaded.h"
 #include "lm/manner.h"
 #include "train/mixer.h"
 
@@ -14,13 +14,6 @@ static const matrix none = { 0 };
 
 /* Keys that a block of a GPU reads for one query: softmax over more is the mean of such splits. */
 enum { SPLIT = 256 };
-
-struct lm_model {
-    const machine *on;
-    const lm_config *config;
-    lm_options options;
-    lm_weights weights;
-};
 
 /* Attention of neighbouring heads that are alike, in one layer, or in all where those do not differ. */
 typedef struct text_plans {
@@ -43,7 +36,10 @@ struct lm_text {
     memory memory;
     matrix *keys, *values; /* [layers], each [1][room][heads_kv head_dim] */
     matrix *decays;        /* [layers], each [1][room][heads_q], of models that forget */
-    matrix gates, ridge;   /* of the rows that are read, before and after the gate */
+    /* [layers], of those with features: [heads][head_dim + 2][features]. Of their keys and values those that
+     * are read are there, from row 0 on. */
+    matrix *states;
+    matrix gates, ridge; /* of the rows that are read, before and after the gate */
     matrix x, y, second, stats, q, o, up, gate, inner, probe; /* second: with parallel attention and mlp */
     matrix ridges;                                            /* [layers][heads_q], of options.heads */
     matrix key, value, forget;                                /* of a GPU: of the one token that is read */
@@ -63,59 +59,6 @@ struct lm_text {
 static int failed(const loam_error *from, io_error *error)
 {
     return io_fail(error, EXIT_INTERNAL, "%s", from->text);
-}
-
-/* ---- models */
-
-int lm_model_open(lm_model **made, const machine *on, const lm_files *f, const lm_options *options,
-                  io_error *error)
-{
-    *made = NULL;
-    const lm_config *config = lm_files_config(f);
-    int status = lm_options_check(options, config, error);
-    if (status) return status;
-    lm_model *m = calloc(1, sizeof *m);
-    if (!m) return io_fail(error, EXIT_INTERNAL, "out of memory for a model");
-    m->on = on, m->config = config, m->options = *options;
-    if (options->own) {
-        m->options.mechanism = config->mechanism;
-        m->options.only = m->options.only_head = -1, m->options.heads = NULL;
-    }
-    status = lm_weights_open(&m->weights, on, f, options->weights, error);
-    if (status)
-        free(m);
-    else
-        *made = m;
-    return status;
-}
-
-void lm_model_close(lm_model *m)
-{
-    if (!m) return;
-    lm_weights_close(&m->weights);
-    free(m);
-}
-
-const lm_config *lm_model_config(const lm_model *m) { return m->config; }
-const machine *lm_model_machine(const lm_model *m) { return m->on; }
-int64_t lm_model_bytes(const lm_model *m) { return m->weights.bytes; }
-
-int lm_model_fetch(const lm_model *m, float *to, matrix rows, io_error *error)
-{
-    loam_error reason;
-    const size_t count = (size_t)matrix_elements(rows);
-    const bool narrow = rows.dtype == LOAM_BF16;
-    assert((narrow || rows.dtype == LOAM_F32) && rows.row == rows.width && rows.models == 1);
-    /* 16-bit numbers come into the second half of the room: each is read before it is written over. */
-    char *const at = (char *)to + (narrow ? count * sizeof(uint16_t) : 0);
-    if (machine_download(m->on, at, rows.data, count * (size_t)matrix_bytes_each(rows), &reason))
-        return failed(&reason, error);
-    for (size_t i = 0; narrow && i < count; i++) {
-        uint16_t bits;
-        memcpy(&bits, at + i * sizeof bits, sizeof bits);
-        to[i] = bf16_to_float(bits);
-    }
-    return 0;
 }
 
 /* ---- plans of attention */
@@ -147,6 +90,12 @@ static bool is_split(const lm_text *t, const loam_problem *p)
     return is_step(t, p->len_q) && t->splits > 1 && p->mechanism == LOAM_SOFTMAX && !p->decay;
 }
 
+/* The states of a layer with features, where the text has them. */
+static float *state_of(const lm_text *t, int64_t layer)
+{
+    return t->batch == 1 && t->options.features == t->of->options.features ? t->states[layer].data : NULL;
+}
+
 static loam_problem problem_of(const lm_text *t, attended what)
 {
     const lm_model *m = t->of;
@@ -154,7 +103,8 @@ static loam_problem problem_of(const lm_text *t, attended what)
     const lm_features *features = manner_features(&t->options, what.layer);
     const int64_t group = c->heads_q / c->heads_kv;
     const bool causal = c->architecture != LM_BERT,
-               step = what.queries == 1 && causal && !m->on->gpu && t->batch == 1 && !features;
+               step = what.queries == 1 && causal && t->batch == 1 &&
+                      (features ? state_of(t, what.layer) != NULL : !m->on->gpu);
     const manner its = manner_of(&t->options, c, what.layer, what.first);
     loam_problem p = loam_problem_default(its.mechanism, step ? LOAM_DECODE : LOAM_FORWARD);
     p.dtype = m->on->operand;
@@ -252,8 +202,13 @@ static void take_all(lm_text *t)
     const int64_t q = c->heads_q * c->head_dim, kv = c->heads_kv * c->head_dim;
     const int64_t room = on->gpu ? t->splits * SPLIT : t->room;
     for (int64_t i = 0; i < c->layers; i++) {
-        t->keys[i] = memory_matrix(&t->memory, on->operand, 1, room, kv);
-        t->values[i] = memory_matrix(&t->memory, on->operand, 1, room, kv);
+        const lm_features *f = manner_features(&t->of->options, i);
+        const int64_t rows = f && t->most < t->room ? t->most : room;
+        t->keys[i] = memory_matrix(&t->memory, on->operand, 1, rows, kv);
+        t->values[i] = memory_matrix(&t->memory, on->operand, 1, rows, kv);
+        if (f)
+            t->states[i] = memory_matrix(&t->memory, LOAM_F32, 1,
+                                         manner_features_heads(f, c) * manner_state_rows(c), f->features);
         if (forgets) t->decays[i] = memory_matrix(&t->memory, on->dtype, 1, room, c->heads_q);
     }
     t->x = memory_matrix(&t->memory, on->dtype, 1, t->most, c->width);
@@ -294,9 +249,10 @@ static int open_text(lm_text **made, const lm_model *m, int64_t batch, int64_t r
     t->keys = calloc((size_t)c->layers, sizeof *t->keys),
     t->values = calloc((size_t)c->layers, sizeof *t->keys);
     t->decays = calloc((size_t)c->layers, sizeof *t->decays);
+    t->states = calloc((size_t)c->layers, sizeof *t->states);
     t->plans = calloc((size_t)c->layers, (size_t)c->heads_q * sizeof *t->plans);
     t->counts = calloc((size_t)t->splits, sizeof *t->counts);
-    bool there = t->keys && t->values && t->decays && t->plans && t->counts;
+    bool there = t->keys && t->values && t->decays && t->states && t->plans && t->counts;
     if (there) take_all(t), there = memory_open(&t->memory, m->on);
     if (!there) {
         lm_text_close(t);
@@ -333,6 +289,7 @@ void lm_text_close(lm_text *t)
     free(t->keys);
     free(t->values);
     free(t->decays);
+    free(t->states);
     free(t);
 }
 
@@ -340,7 +297,7 @@ int64_t lm_text_length(const lm_text *t) { return t->length; }
 
 void lm_text_rewind(lm_text *t, int64_t length)
 {
-    assert(length >= 0 && length <= t->length);
+    assert(length >= 0 && length <= t->length && (length == 0 || !t->options.features));
     t->length = length;
 }
 
@@ -352,21 +309,35 @@ void lm_text_batch(lm_text *t, int64_t texts)
     t->batch = texts;
 }
 
+/* Can a text that was opened as this one is be read by such options? */
+static int check_attention(const lm_text *t, const lm_options *o, io_error *error)
+{
+    const int status = lm_options_check(o, t->of->config, error);
+    if (status) return status;
+    if ((o->mechanism == LOAM_PARALLAX && !t->probe.data) || (o->own && !t->of->options.own))
+        return io_fail(error, EXIT_USAGE, "%s: the model was opened without it",
+                       o->own ? "its own attention" : "parallax");
+    for (int64_t i = 0; i < t->of->config->layers; i++)
+        if (!manner_features(o, i) && t->keys[i].rows < t->room)
+            return io_fail(error, EXIT_USAGE,
+                           "softmax in layer %lld: the model was opened with features in it", (long long)i);
+    return 0;
+}
+
 int lm_text_attention(lm_text *t, const lm_options *options, io_error *error)
 {
     const lm_config *c = t->of->config;
     const int64_t heads = c->layers * c->heads_q;
-    const int status = lm_options_check(options, c, error);
+    const lm_options o = loaded_options(t->of, options);
+    const int status = check_attention(t, &o, error);
     if (status) return status;
-    if ((options->mechanism == LOAM_PARALLAX && !t->probe.data) || (options->own && !t->of->options.own))
-        return io_fail(error, EXIT_USAGE, "%s: the model was opened without it",
-                       options->own ? "its own attention" : "parallax");
-    float *ridges = options->heads ? malloc((size_t)heads * sizeof *ridges) : NULL;
-    if (options->heads && !ridges) return io_fail(error, EXIT_INTERNAL, "out of memory for ridges");
+    float *ridges = o.heads ? malloc((size_t)heads * sizeof *ridges) : NULL;
+    if (o.heads && !ridges) return io_fail(error, EXIT_INTERNAL, "out of memory for ridges");
     drop_plans(t);
-    t->options = *options;
+    if (o.features != t->options.features || (o.features && o.only != t->options.only)) t->length = 0;
+    t->options = o;
     for (int64_t i = 0; ridges && i < heads; i++)
-        ridges[i] = (float)options->heads[i].ridge;
+        ridges[i] = (float)o.heads[i].ridge;
     if (ridges) machine_upload(t->of->on, t->ridges.data, ridges, (size_t)heads * sizeof *ridges);
     free(ridges);
     return 0;
@@ -474,6 +445,20 @@ static loam_args args_of(const lm_text *t, attended what, const loam_problem *p,
     return args;
 }
 
+/* A text goes on from its states. Those that a GPU's recording begins with were cleared: its calls are the
+ * same for the first token. */
+static void features_args(const lm_text *t, const lm_features *f, attended what, loam_args *args)
+{
+    const lm_config *c = t->of->config;
+    float *const state = state_of(t, what.layer);
+    manner_features_args(f, c, args);
+    if (!state) return;
+    const int64_t heads = manner_features_heads(f, c), rows = manner_state_rows(c);
+    args->state_out = loam_dense_out(state, heads, rows, f->features);
+    if (t->length > 0 || is_step(t, what.queries))
+        args->state_in = loam_dense(state, heads, rows, f->features);
+}
+
 /* o of the rows of q, over all keys so far and their own, in heads that are alike. */
 static int attend_heads(lm_text *t, attended what, matrix o, matrix q, io_error *error)
 {
@@ -482,7 +467,7 @@ static int attend_heads(lm_text *t, attended what, matrix o, matrix q, io_error 
     const lm_features *features = manner_features(&t->options, what.layer);
     const loam_plan *plan;
     loam_error reason;
-    if (features && t->length > 0)
+    if (features && t->length > 0 && !state_of(t, what.layer))
         return io_fail(error, EXIT_USAGE,
                        "features read a text in one go: %lld of its tokens were read before",
                        (long long)t->length);
@@ -495,7 +480,7 @@ static int attend_heads(lm_text *t, attended what, matrix o, matrix q, io_error 
     loam_args args = args_of(t, what, loam_plan_problem(plan), out, q);
     if (t->batch > 1) batch_args(what.queries, &args);
     if (split) split_args(t, parts, lse, &args);
-    if (features) manner_features_args(features, t->of->config, &args);
+    if (features) features_args(t, features, what, &args);
     if (loam_run(plan, &args, &reason)) return failed(&reason, error);
     if (split) on->op->merge_parts(on, out, parts, lse);
     return 0;
@@ -546,9 +531,10 @@ static int attention(lm_text *t, int64_t layer, matrix out, matrix x, bool add, 
 {
     const lm_config *c = t->of->config;
     const matrix q = matrix_rows(t->q, 0, x.rows), o = matrix_rows(t->o, 0, x.rows);
-    const bool step = is_step(t, x.rows);
-    const matrix k = step ? t->key : matrix_rows(t->keys[layer], t->length, x.rows),
-                 v = step ? t->value : matrix_rows(t->values[layer], t->length, x.rows);
+    const bool features = manner_features(&t->options, layer) != NULL, step = is_step(t, x.rows) && !features;
+    const int64_t first = features ? 0 : t->length;
+    const matrix k = step ? t->key : matrix_rows(t->keys[layer], first, x.rows),
+                 v = step ? t->value : matrix_rows(t->values[layer], first, x.rows);
     linear(t, q, x, layer, LM_Q, false);
     linear(t, k, x, layer, LM_K, false);
     linear(t, v, x, layer, LM_V, false);
@@ -683,6 +669,8 @@ static int send(lm_text *t, const int32_t *tokens, int64_t count, io_error *erro
     machine_upload(on, t->place, &place, sizeof place);
     machine_upload(on, t->ids, tokens, (size_t)count * sizeof *tokens);
     if (is_step(t, count)) send_counts(t, place.in_use);
+    for (int64_t i = 0; t->length == 0 && is_step(t, count) && i < t->of->config->layers; i++)
+        if (t->states[i].data) on->op->clear_rows(on, t->states[i], t->states[i].rows, 0);
     return 0;
 }
 

@@ -28,7 +28,7 @@ typedef struct lm_options {
     loam_mechanism mechanism; /* LOAM_SOFTMAX, LOAM_LLA, or LOAM_PARALLAX, whose probe is 0 */
     double ridge;             /* LOAM_LLA */
     loam_ridge_unit ridge_unit;
-    /* What the model was trained with instead of these and of `heads`, by its own arrays. */
+    /* What the model was trained with instead of these, `heads` and `features`, by its own arrays. */
     bool own;
     /* The one layer, and the one query head of a layer, with this mechanism; the others have softmax.
      * -1: all. */
@@ -38,8 +38,9 @@ typedef struct lm_options {
     /* [layers][heads_q], in the place of all above but weights and ridge_unit; it must live as long as what
      * was opened with it. NULL: none. */
     const lm_head *heads;
-    /* [layers], in the place of the mechanism; it must live as long, too. Texts are then read in one go, by a
-     * model that sees what came before. NULL: none. */
+    /* [layers], in the place of the mechanism, by a model that sees what came before; it must live as long,
+     * too. NULL: none. Texts of a model that was opened with them have states, and are read in any pieces;
+     * others are read in one go. */
     const lm_features *features;
 } lm_options;
 
@@ -58,12 +59,13 @@ const lm_config *lm_model_config(const lm_model *m);
 const machine *lm_model_machine(const lm_model *m);
 /* Of all weights, as they lie in memory: what a token reads in decoding. */
 int64_t lm_model_bytes(const lm_model *m);
+loam_dtype lm_model_type(const lm_model *m); /* of weights */
 
 /* Dense rows of the machine's memory, float32 or bf16, as float32 in host memory `to`, which on a CPU may be
  * the same. Of a GPU it waits for them, and fails with what went wrong there since the last time. */
 int lm_model_fetch(const lm_model *m, float *to, matrix rows, io_error *error);
 
-/* A text that a model reads: keys and values of its tokens so far. */
+/* A text that a model reads: keys and values of its tokens so far; of a layer with features their states. */
 typedef struct lm_text lm_text;
 
 /* room: tokens at most; chunk <= room: at most so many at a time. On failure *made is NULL. A model is
@@ -74,15 +76,15 @@ int lm_text_open_batch(lm_text **made, const lm_model *m, int64_t most, int64_t 
 void lm_text_close(lm_text *t); /* NULL is allowed */
 
 int64_t lm_text_length(const lm_text *t);
-/* Forgets all tokens but the first `length`. */
+/* Forgets all tokens but the first `length`; with features all or none. */
 void lm_text_rewind(lm_text *t, int64_t length);
 
 /* From now on so many texts of one length are read at once and whole: their tokens and rows follow each
  * other, text by text. 1: one text, in any pieces. What was read is forgotten. */
 void lm_text_batch(lm_text *t, int64_t texts);
 
-/* From now on its attention is that of these options; weights stay, and so does what was read. LOAM_PARALLAX
- * only where the model has it. */
+/* From now on its attention is that of these options; weights stay, and so does what was read, but where
+ * features come or go. LOAM_PARALLAX only where the model has it. */
 int lm_text_attention(lm_text *t, const lm_options *options, io_error *error);
 
 /* Reads the next `count` tokens, 1 .. chunk; BERT: a whole text. *hidden [1][count][width], in the machine's
@@ -90,7 +92,8 @@ int lm_text_attention(lm_text *t, const lm_options *options, io_error *error);
 int lm_text_read(lm_text *t, const int32_t *tokens, int64_t count, matrix *hidden, io_error *error);
 /* lm_text_read in steps, to share layers between attentions, with the residual stream in a matrix of the
  * caller, x [1][count][width] in the machine's memory: tokens enter it, layers first .. end - 1 change it and
- * take their keys and values from it, and what leaves has been read. Layers read the tokens that entered
+ * take their keys and values from it, and what leaves has been read. Layers with features that tokens came
+ * before take them into their states, and are run once. Layers read the tokens that entered
  * last, where the text is as long as it was then. */
 int lm_text_enter(lm_text *t, const int32_t *tokens, int64_t count, matrix x, io_error *error);
 int lm_text_layers(lm_text *t, int64_t first, int64_t end, matrix x, io_error *error);

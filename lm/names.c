@@ -37,6 +37,11 @@ static const lm_name table[FAMILIES][LM_PARTS] = {
         [LM_RIDGE] = { "h.%.attn.loam_ridge.weight", LM_ROWS, LM_WHOLE },
         [LM_PROBE] = { "h.%.attn.loam_probe.weight", LM_ROWS, LM_WHOLE },
         [LM_FORGET] = { "h.%.attn.loam_forget.weight", LM_ROWS, LM_WHOLE },
+        [LM_FEATURE_Z] = { "h.%.attn.loam_features.z", LM_ROWS, LM_WHOLE },
+        [LM_FEATURE_ALPHA] = { "h.%.attn.loam_features.log_alpha", LM_ROWS, LM_WHOLE },
+        [LM_FEATURE_SHIFT] = { "h.%.attn.loam_features.shift", LM_ROWS, LM_WHOLE },
+        [LM_FEATURE_BALANCE] = { "h.%.attn.loam_features.balance", LM_ROWS, LM_WHOLE },
+        [LM_FEATURE_BALANCE_KEYS] = { "h.%.attn.loam_features.balance_keys", LM_ROWS, LM_WHOLE },
     },
     [LM_NEOX] = {
         [LM_EMBED] = { "embed_in.weight", LM_ROWS, LM_WHOLE },
@@ -62,6 +67,11 @@ static const lm_name table[FAMILIES][LM_PARTS] = {
         [LM_RIDGE] = { "layers.%.attention.loam_ridge.weight", LM_ROWS, LM_WHOLE },
         [LM_PROBE] = { "layers.%.attention.loam_probe.weight", LM_ROWS, LM_WHOLE },
         [LM_FORGET] = { "layers.%.attention.loam_forget.weight", LM_ROWS, LM_WHOLE },
+        [LM_FEATURE_Z] = { "layers.%.attention.loam_features.z", LM_ROWS, LM_WHOLE },
+        [LM_FEATURE_ALPHA] = { "layers.%.attention.loam_features.log_alpha", LM_ROWS, LM_WHOLE },
+        [LM_FEATURE_SHIFT] = { "layers.%.attention.loam_features.shift", LM_ROWS, LM_WHOLE },
+        [LM_FEATURE_BALANCE] = { "layers.%.attention.loam_features.balance", LM_ROWS, LM_WHOLE },
+        [LM_FEATURE_BALANCE_KEYS] = { "layers.%.attention.loam_features.balance_keys", LM_ROWS, LM_WHOLE },
     },
     [LM_LLAMA] = {
         [LM_EMBED] = { "embed_tokens.weight", LM_ROWS, LM_WHOLE },
@@ -79,6 +89,11 @@ static const lm_name table[FAMILIES][LM_PARTS] = {
         [LM_RIDGE] = { "layers.%.self_attn.loam_ridge.weight", LM_ROWS, LM_WHOLE },
         [LM_PROBE] = { "layers.%.self_attn.loam_probe.weight", LM_ROWS, LM_WHOLE },
         [LM_FORGET] = { "layers.%.self_attn.loam_forget.weight", LM_ROWS, LM_WHOLE },
+        [LM_FEATURE_Z] = { "layers.%.self_attn.loam_features.z", LM_ROWS, LM_WHOLE },
+        [LM_FEATURE_ALPHA] = { "layers.%.self_attn.loam_features.log_alpha", LM_ROWS, LM_WHOLE },
+        [LM_FEATURE_SHIFT] = { "layers.%.self_attn.loam_features.shift", LM_ROWS, LM_WHOLE },
+        [LM_FEATURE_BALANCE] = { "layers.%.self_attn.loam_features.balance", LM_ROWS, LM_WHOLE },
+        [LM_FEATURE_BALANCE_KEYS] = { "layers.%.self_attn.loam_features.balance_keys", LM_ROWS, LM_WHOLE },
     },
     [LM_BERT] = {
         [LM_EMBED] = { "embeddings.word_embeddings.weight", LM_ROWS, LM_WHOLE },
@@ -176,15 +191,24 @@ static int64_t layer_number(const char *digits, size_t count)
     return layer;
 }
 
-static bool matches(const char *pattern, int64_t layers, const char *name, size_t bytes)
+/* The layer of a part's name, 0 of a part of none; else -1. */
+static int64_t layer_of(const char *pattern, const char *name, size_t bytes)
 {
     const char *sign = strchr(pattern, '%');
-    if (!sign) return bytes == strlen(pattern) && memcmp(name, pattern, bytes) == 0;
+    if (!sign) return bytes == strlen(pattern) && memcmp(name, pattern, bytes) == 0 ? 0 : -1;
     const size_t before = (size_t)(sign - pattern), after = strlen(sign + 1);
     if (bytes < before + after || memcmp(name, pattern, before) != 0 || !ends(name, bytes, sign + 1))
-        return false;
-    const int64_t layer = layer_number(name + before, bytes - before - after);
-    return layer >= 0 && layer < layers;
+        return -1;
+    return layer_number(name + before, bytes - before - after);
+}
+
+/* Arrays of ours that are there and not read would be a contradiction; of others' files some are not used. */
+static bool is_part(const lm_config *config, lm_part part, int64_t layer)
+{
+    int64_t rows = 1, columns;
+    if (layer < 0 || layer >= config->layers) return false;
+    if (part >= LM_RIDGE) lm_part_shape(config, part, layer, &rows, &columns);
+    return rows > 0;
 }
 
 static bool changes_nothing(int names, const char *name, size_t bytes)
@@ -204,7 +228,7 @@ bool lm_name_known(int names, const lm_config *config, const char *name, size_t 
     name += prefix, bytes -= prefix;
     for (int part = 0; part < LM_PARTS; part++) {
         const char *pattern = table[names][part].pattern;
-        if (pattern && matches(pattern, config->layers, name, bytes)) return true;
+        if (pattern && is_part(config, (lm_part)part, layer_of(pattern, name, bytes))) return true;
     }
     return changes_nothing(names, name, bytes);
 }

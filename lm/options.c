@@ -64,9 +64,16 @@ void manner_features_problem(const lm_features *f, loam_problem *p)
     p->features = f->features, p->features_shared = f->shared;
 }
 
+int64_t manner_features_heads(const lm_features *f, const lm_config *c)
+{
+    return f->shared ? c->heads_kv : c->heads_q;
+}
+
+int64_t manner_state_rows(const lm_config *c) { return c->head_dim + 2; }
+
 void manner_features_args(const lm_features *f, const lm_config *c, loam_args *args)
 {
-    const int64_t heads = f->shared ? c->heads_kv : c->heads_q, d = c->head_dim;
+    const int64_t heads = manner_features_heads(f, c), d = c->head_dim;
     args->lens_kv = NULL;
     args->z = loam_dense(f->z, heads, f->features, d);
     args->log_alpha = loam_dense(f->log_alpha, heads, f->features, 1);
@@ -83,7 +90,7 @@ manner manner_of(const lm_options *o, const lm_config *c, int64_t layer, int64_t
         const lm_head *h = &o->heads[layer * c->heads_q + head];
         return (manner){ isinf(h->ridge) ? LOAM_SOFTMAX : LOAM_LLA, h->ridge, h->inverse_temperature };
     }
-    if (manner_features(o, layer)) return (manner){ .mechanism = LOAM_LINEAR, .inverse_temperature = 1 };
+    if (manner_features(o, layer)) return (manner){ LOAM_LINEAR, 0, o->inverse_temperature };
     const bool has = (o->only < 0 || o->only == layer) && (o->only_head < 0 || o->only_head == head);
     return (manner){ has ? o->mechanism : LOAM_SOFTMAX, o->ridge, o->inverse_temperature };
 }

@@ -4,6 +4,22 @@
 
 #include <stdio.h>
 
+int64_t lm_config_features(const lm_config *config, int64_t layer)
+{
+    const bool has = config->mechanism == LOAM_LINEAR && layer >= 0 && layer < LM_MAX_FEATURE_LAYERS;
+    return has ? config->features[layer] : 0;
+}
+
+int64_t lm_config_feature_heads(const lm_config *config)
+{
+    return config->features_shared ? config->heads_kv : config->heads_q;
+}
+
+int64_t lm_config_state(const lm_config *config, int64_t layer)
+{
+    return lm_config_feature_heads(config) * (config->head_dim + 2) * lm_config_features(config, layer);
+}
+
 bool lm_part_is_vector(lm_part part)
 {
     switch (part) {
@@ -20,12 +36,17 @@ bool lm_part_is_vector(lm_part part)
     case LM_DOWN:
     case LM_RIDGE:
     case LM_PROBE:
-    case LM_FORGET: return false;
+    case LM_FORGET:
+    case LM_FEATURE_Z:
+    case LM_FEATURE_ALPHA:
+    case LM_FEATURE_SHIFT:
+    case LM_FEATURE_BALANCE:
+    case LM_FEATURE_BALANCE_KEYS: return false;
     default: return true;
     }
 }
 
-static bool has_part(const lm_config *c, lm_part part)
+static bool has_part(const lm_config *c, lm_part part, int64_t layer)
 {
     const bool biased = c->architecture != LM_LLAMA;
     switch (part) {
@@ -39,6 +60,11 @@ static bool has_part(const lm_config *c, lm_part part)
     case LM_RIDGE: return c->mechanism == LOAM_LLA;
     case LM_PROBE: return c->mechanism == LOAM_PARALLAX;
     case LM_FORGET: return c->forgets;
+    case LM_FEATURE_Z:
+    case LM_FEATURE_ALPHA:
+    case LM_FEATURE_SHIFT:
+    case LM_FEATURE_BALANCE:
+    case LM_FEATURE_BALANCE_KEYS: return lm_config_features(c, layer) > 0;
     case LM_GATE: return c->architecture == LM_LLAMA;
     case LM_NORM_1_BIAS:
     case LM_NORM_2_BIAS:
@@ -52,10 +78,12 @@ static bool has_part(const lm_config *c, lm_part part)
     }
 }
 
-void lm_part_shape(const lm_config *config, lm_part part, int64_t *rows, int64_t *columns)
+void lm_part_shape(const lm_config *config, lm_part part, int64_t layer, int64_t *rows, int64_t *columns)
 {
     const int64_t width = config->width, inner = config->inner;
     const int64_t queries = config->heads_q * config->head_dim, keys = config->heads_kv * config->head_dim;
+    const int64_t heads = lm_config_feature_heads(config), features = lm_config_features(config, layer),
+                  head_dim = config->head_dim;
     const int64_t shapes[LM_PARTS][2] = {
         [LM_EMBED] = { config->vocabulary, width },
         [LM_POSITIONS] = { config->context, width },
@@ -85,8 +113,13 @@ void lm_part_shape(const lm_config *config, lm_part part, int64_t *rows, int64_t
         [LM_RIDGE] = { config->heads_q, width },
         [LM_PROBE] = { queries, width },
         [LM_FORGET] = { config->heads_q, width },
+        [LM_FEATURE_Z] = { heads * features, head_dim },
+        [LM_FEATURE_ALPHA] = { heads, features },
+        [LM_FEATURE_SHIFT] = { heads, head_dim },
+        [LM_FEATURE_BALANCE] = { heads * head_dim, head_dim },
+        [LM_FEATURE_BALANCE_KEYS] = { heads * head_dim, head_dim },
     };
-    *rows = has_part(config, part) ? shapes[part][0] : 0;
+    *rows = has_part(config, part, layer) ? shapes[part][0] : 0;
     *columns = shapes[part][1];
 }
 
@@ -121,6 +154,11 @@ const char *lm_part_text(lm_part part, int64_t layer, char text[64])
         [LM_RIDGE] = "ridge weights",
         [LM_PROBE] = "probe weights",
         [LM_FORGET] = "forget gate's weights",
+        [LM_FEATURE_Z] = "features' projections",
+        [LM_FEATURE_ALPHA] = "log weights of features",
+        [LM_FEATURE_SHIFT] = "features' shift of keys",
+        [LM_FEATURE_BALANCE] = "features' balance of queries",
+        [LM_FEATURE_BALANCE_KEYS] = "features' balance of keys",
     };
     if (part < LM_NORM_1)
         snprintf(text, 64, "the %s", names[part]);

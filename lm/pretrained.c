@@ -124,7 +124,7 @@ static int fill_part(const filler *to, lm_part part, int64_t layer)
     char name[LM_ARRAY_TEXT], text[64];
     int64_t rows, columns;
     const bool turned = lm_array_of(part).turned;
-    lm_part_shape(lm_files_config(to->files), part, &rows, &columns);
+    lm_part_shape(lm_files_config(to->files), part, layer, &rows, &columns);
     const parameter *p = rows > 0 ? find(to, lm_array_text(part, layer, name)) : NULL;
     if (rows == 0) return 0;
     if (!p || !fits(part, p->x, rows, columns, turned))

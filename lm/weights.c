@@ -14,7 +14,8 @@ static matrix *slot_of(lm_weights *w, int64_t layer, lm_part part)
 /* What products read has the type that was asked for; all else is float32. */
 static loam_dtype type_of(lm_part part, int64_t rows, loam_dtype dtype)
 {
-    return rows == 1 || part == LM_POSITIONS || part == LM_TYPES ? LOAM_F32 : dtype;
+    const bool table = part == LM_POSITIONS || part == LM_TYPES;
+    return rows == 1 || table || part >= LM_FEATURE_Z ? LOAM_F32 : dtype;
 }
 
 /* Every part of the model: visit(layer, part). */
@@ -40,7 +41,7 @@ static int for_parts(const visitor *v, int (*visit)(const visitor *, int64_t lay
 static int take_part(const visitor *v, int64_t layer, lm_part part)
 {
     int64_t rows, columns;
-    lm_part_shape(lm_files_config(v->files), part, &rows, &columns);
+    lm_part_shape(lm_files_config(v->files), part, layer, &rows, &columns);
     matrix *const slot = slot_of(v->to, layer, part);
     *slot = (matrix){ 0 };
     if (rows == 0) return 0;

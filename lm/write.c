@@ -34,6 +34,11 @@ static lm_name name_of(const writing *w, lm_part part)
 
 /* ---------------------------------------------------------------- what there is to write */
 
+static loam_dtype dtype_of(const writing *w, lm_part part)
+{
+    return part >= LM_FEATURE_Z ? LOAM_F32 : w->dtype;
+}
+
 /* BERT's encoder is saved without the prefix of its family, the head of logits never has one. */
 static bool has_prefix(const writing *w, lm_part part)
 {
@@ -43,11 +48,11 @@ static bool has_prefix(const writing *w, lm_part part)
 static void add_item(writing *w, lm_part part, int64_t layer)
 {
     int64_t rows, columns;
-    lm_part_shape(w->config, part, &rows, &columns);
+    lm_part_shape(w->config, part, layer, &rows, &columns);
     const lm_name name = name_of(w, part);
     if (!rows || name.third > 0) return;
     array *shape = &w->shapes[w->count];
-    *shape = (array){ .dtype = w->dtype };
+    *shape = (array){ .dtype = dtype_of(w, part) };
     lm_name_shape(name, part, rows, columns, &shape->rank, shape->shape);
     shape->count = shape->shape[0] * (shape->rank == 2 ? shape->shape[1] : 1);
     w->names[w->count] = lm_name_text((int)w->config->architecture, part, layer, has_prefix(w, part),
@@ -70,14 +75,15 @@ static void add_items(writing *w)
 static int put_rows(const writing *w, item it, FILE *stream, io_error *error)
 {
     int64_t rows, columns;
-    lm_part_shape(w->config, it.part, &rows, &columns);
-    const size_t bytes = (size_t)columns * array_dtype_bytes(w->dtype);
+    lm_part_shape(w->config, it.part, it.layer, &rows, &columns);
+    const loam_dtype dtype = dtype_of(w, it.part);
+    const size_t bytes = (size_t)columns * array_dtype_bytes(dtype);
     const int64_t step = bytes < PIECE ? (int64_t)(PIECE / bytes) : 1;
     void *piece = malloc(bytes * (size_t)step);
     int status = piece ? 0 : io_fail(error, EXIT_INTERNAL, "out of memory for %lld rows", (long long)step);
     for (int64_t row = 0; !status && row < rows; row += step) {
         const int64_t now = rows - row < step ? rows - row : step;
-        status = w->read(w->from, it.part, it.layer, row, now, w->dtype, piece, error);
+        status = w->read(w->from, it.part, it.layer, row, now, dtype, piece, error);
         if (!status) fwrite(piece, bytes, (size_t)now, stream);
     }
     free(piece);
@@ -91,7 +97,7 @@ static void place_part(const writing *w, lm_part part, const array *shape, const
     int64_t rows, columns;
     const lm_name name = name_of(w, part);
     const size_t bytes = array_dtype_bytes(w->dtype);
-    lm_part_shape(w->config, part, &rows, &columns);
+    lm_part_shape(w->config, part, 0, &rows, &columns);
     if (lm_part_is_vector(part)) rows = columns, columns = 1;
     for (int64_t i = 0; i < rows; i++) {
         const int64_t place = lm_name_place(name, rows, w->config->head_dim, i);
@@ -115,7 +121,7 @@ static int put_placed(const writing *w, item it, const array *shape, FILE *strea
         /* Query, key and value, whose biases lie between them. */
         const lm_part part = (lm_part)((int)it.part + i * (LM_K - LM_Q));
         int64_t rows, columns;
-        lm_part_shape(w->config, part, &rows, &columns);
+        lm_part_shape(w->config, part, it.layer, &rows, &columns);
         status = w->read(w->from, part, it.layer, 0, rows, w->dtype, one, error);
         if (!status) place_part(w, part, shape, one, all);
     }

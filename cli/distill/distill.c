@@ -4,12 +4,16 @@
 #include "cli/distill/strategy.h"
 #include "cli/distill/trial.h"
 #include "cli/experiment/options.h"
+#include "cli/lm/folder.h"
 #include "cli/lm/lm.h"
 #include "cli/names.h"
 #include "cli/progress.h"
 #include "distill/checkpoint.h"
+#include "distill/flushed.h"
+#include "distill/model.h"
 #include "distill/reading.h"
 #include "io/out_file.h"
+#include "lm/chat.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -88,7 +92,7 @@ static int read_request(request *r, int argc, char **argv, const char **model, b
           "of log alpha; default 0.05" },
         { "seed", OPTION_INT, &r->seed, 0, 9e15, "N", "of draws and orders; default 0" },
         { "out", OPTION_TEXT, &r->out, 0, 0, "DIR",
-          "results.csv, and student.safetensors, from which training goes on; default none" },
+          "the student as a model, results.csv, and training.safetensors to go on from; default none" },
         { "weights", OPTION_TEXT, &r->words.weights, 0, 0, "TYPE",
           "in memory: f32, bf16 or f16; default: the file's type, of 4- and 8-bit files f32" },
         { "tokenizer", OPTION_TEXT, &r->words.tokenizer, 0, 0, "PATH",
@@ -112,11 +116,13 @@ static int read_request(request *r, int argc, char **argv, const char **model, b
 
 typedef struct command {
     const request *r;
+    const char *model; /* its path */
     lm_session session;
     ridge_plan plan;
     activations of;
     trial trial;
     shares shares;
+    double *flushed; /* [layers], of the last student */
 } command;
 
 static void count_one(void *bar) { progress_add(bar, 1); }
@@ -175,13 +181,16 @@ static int share_features(command *c, io_error *error)
     return strategy_share(&p, &c->shares, error);
 }
 
-static int open_all(command *c, const char *model, io_error *error)
+static int open_all(command *c, io_error *error)
 {
-    int status = lm_session_open(&c->session, model, &c->r->words, error);
+    int status = lm_session_open(&c->session, c->model, &c->r->words, error);
     if (status) return status;
     const lm_config *config = lm_model_config(c->session.model);
     if (config->architecture == LM_BERT)
-        return io_fail(error, EXIT_USAGE, "%s: distillation is of models that predict", model);
+        return io_fail(error, EXIT_USAGE, "%s: distillation is of models that predict", c->model);
+    if (config->mechanism != LOAM_SOFTMAX || config->forgets)
+        return io_fail(error, EXIT_USAGE, "%s: its attention is %s; expected softmax", c->model,
+                       lm_config_attention_name(config));
     status = ridge_plan_open(&c->plan, &c->r->choice, c->session.model, c->session.tokens, c->r->texts,
                              error);
     if (!status) status = trial_open(&c->trial, &c->plan, c->session.model, error);
@@ -214,6 +223,33 @@ static int begin(const command *c, student *s, student_start start, bool calibra
     return status ? status : student_begin(s, &c->of, start, c->r->training.seed, threads, error);
 }
 
+/* The student as a folder that loam lm reads. */
+static int save_model(const command *c, const student *s, io_error *error)
+{
+    const lm_session *from = &c->session;
+    char path[EXPERIMENT_PATH], *template = NULL;
+    student_model m;
+    int status = student_model_make(&m, from->files, s, c->r->layer, error);
+    if (!status) status = lm_chat_template(&template, c->model, error);
+    const lm_folder folder = { &m.config, lm_model_type(from->model), student_model_read, &m, from->tokens,
+                               template };
+    for (int i = 0; !status && i < LM_FOLDER_FILES; i++) {
+        snprintf(path, sizeof path, "%s/%s", c->r->out, lm_folder_name(i));
+        status = lm_folder_write(&folder, i, path, error);
+    }
+    free(template);
+    return status;
+}
+
+/* What is kept of the last student: how its states fare, and where --out says so the model. */
+static int finish(command *c, const student *s, io_error *error)
+{
+    c->flushed = calloc((size_t)c->of.layers, sizeof *c->flushed);
+    if (!c->flushed) return io_fail(error, EXIT_INTERNAL, "out of memory for shares");
+    const int status = student_flushed(s, &c->of, c->session.on.threads, c->flushed, error);
+    return !status && c->r->out ? save_model(c, s, error) : status;
+}
+
 /* The features that need no training. */
 static int measure_drawn(command *c, io_error *error)
 {
@@ -224,11 +260,13 @@ static int measure_drawn(command *c, io_error *error)
     } arms[] = { { "uniform", STUDENT_UNIFORM, false },       { "normal", STUDENT_NORMAL, false },
                  { "orthogonal", STUDENT_ORTHOGONAL, false }, { "dct", STUDENT_DCT, false },
                  { "pairs", STUDENT_PAIRS, false },           { "balanced pairs", STUDENT_PAIRS, true } };
+    const size_t arm_count = sizeof arms / sizeof *arms;
     int status = 0;
-    for (size_t i = 0; !status && i < sizeof arms / sizeof *arms; i++) {
+    for (size_t i = 0; !status && i < arm_count; i++) {
         student s = { 0 };
         status = begin(c, &s, arms[i].start, arms[i].calibrated, error);
         if (!status) status = measure(c, arms[i].name, &s, error);
+        if (!status && i + 1 == arm_count && c->r->training.steps == 0) status = finish(c, &s, error);
         student_close(&s);
     }
     return status;
@@ -267,6 +305,7 @@ static int measure_trained(command *c, const char *path, io_error *error)
     if (!status) status = run_training(&t, path, error);
     training_close(&t);
     if (!status) status = measure(c, "trained", &s, error);
+    if (!status) status = finish(c, &s, error);
     student_close(&s);
     return status;
 }
@@ -279,6 +318,21 @@ static double gap_of(const trial *t, int arm)
     return trial_value_of(t, arm).more / trial_value_of(t, 2).more;
 }
 
+/* Of the layers that have features. */
+static void print_flushed(const command *c)
+{
+    double sum = 0;
+    int64_t most = c->r->layer < 0 ? 0 : c->r->layer;
+    for (int64_t i = 0; i < c->of.layers; i++) {
+        sum += c->flushed[i] / (double)c->of.layers;
+        if (c->r->layer < 0 && c->flushed[i] > c->flushed[most]) most = i;
+    }
+    printf("keys that take the past of a feature times less than e^-20: %.3g %% of a head's tokens",
+           100 * (c->r->layer < 0 ? sum : c->flushed[most]));
+    if (c->r->layer < 0) printf(" in the mean, %.3g %% in layer %" PRId64, 100 * c->flushed[most], most);
+    printf("\n");
+}
+
 static void print(const command *c)
 {
     const trial *t = &c->trial;
@@ -287,6 +341,7 @@ static void print(const command *c)
            c->of.windows, c->of.tokens, c->plan.window_count, c->r->budget.mean,
            c->r->shared ? "key" : "query", c->r->layer < 0 ? "all layers" : "one layer");
     shares_print(&c->shares, &c->of);
+    print_flushed(c);
     printf("\n%-16s %8s %9s %7s %7s\n", "attention", "NLL", "more", "error", "gap");
     for (int arm = 0; arm < t->count; arm++) {
         const trial_value v = trial_value_of(t, arm);
@@ -309,13 +364,13 @@ static int write_csv(const command *c, const char *path, io_error *error)
     return out_commit(file, error);
 }
 
-static int run(command *c, const char *model, io_error *error)
+static int run(command *c, io_error *error)
 {
     const char *const out = c->r->out;
     char checkpoint[EXPERIMENT_PATH], csv[EXPERIMENT_PATH];
-    snprintf(checkpoint, sizeof checkpoint, "%s/student.safetensors", out ? out : "");
+    snprintf(checkpoint, sizeof checkpoint, "%s/training.safetensors", out ? out : "");
     snprintf(csv, sizeof csv, "%s/results.csv", out ? out : "");
-    int status = open_all(c, model, error);
+    int status = open_all(c, error);
     if (!status && out) status = experiment_make_directories(out, error);
     if (!status) status = measure(c, "softmax", NULL, error);
     if (!status) status = measure_drawn(c, error);
@@ -335,13 +390,14 @@ int command_distill(int argc, char **argv)
     command *c = status ? NULL : calloc(1, sizeof *c);
     if (!status && !c) status = io_fail(&error, EXIT_INTERNAL, "out of memory");
     if (c) {
-        c->r = &r;
-        status = run(c, model, &error);
+        c->r = &r, c->model = model;
+        status = run(c, &error);
         trial_close(&c->trial);
         activations_close(&c->of);
         ridge_plan_close(&c->plan);
         lm_session_close(&c->session);
         shares_close(&c->shares);
+        free(c->flushed);
     }
     free(c);
     return status ? options_report("distill", &error) : EXIT_OK;

@@ -2,13 +2,11 @@
  * loam convert. */
 #define _POSIX_C_SOURCE 200809L
 #include "cli/command.h"
+#include "cli/lm/folder.h"
 #include "cli/options.h"
-#include "io/out_file.h"
 #include "io/out_folder.h"
 #include "lm/chat.h"
 #include "lm/path.h"
-#include "lm/write.h"
-#include "text/tokenizer.h"
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -21,12 +19,6 @@ static const char ABOUT[] =
     "has them tokenizer.json and chat_template.jinja in the folder OUT, which appears whole or not at all. "
     "MODEL is a folder with config.json and model.safetensors or its shards, of gpt2, gpt_neox, llama or "
     "bert; or a .gguf file of llama.";
-
-enum { CONFIG, TOKENIZER, TEMPLATE, WEIGHTS, FILE_COUNT };
-static const char *const FILES[FILE_COUNT] = { [CONFIG] = "config.json",
-                                               [TOKENIZER] = "tokenizer.json",
-                                               [TEMPLATE] = "chat_template.jinja",
-                                               [WEIGHTS] = "model.safetensors" };
 
 /* What is converted; tokenizer and template are NULL where there is none. */
 typedef struct conversion {
@@ -44,34 +36,22 @@ static int read_part(const void *from, lm_part part, int64_t layer, int64_t firs
 
 /* ---------------------------------------------------------------- the folder */
 
-static int write_template(const char *text, const char *path, io_error *error)
-{
-    out_file *file;
-    const int status = out_open(&file, path, error);
-    if (status) return status;
-    fputs(text, out_stream(file));
-    return out_commit(file, error);
-}
-
-static int write_file(const conversion *c, const out_folder *folder, int which, io_error *error)
-{
-    char *path;
-    const lm_config *config = lm_files_config(c->model);
-    int status = out_folder_path(folder, FILES[which], &path, error);
-    if (!status && which == CONFIG) status = lm_config_write(config, path, error);
-    if (!status && which == TOKENIZER && c->tokenizer) status = tokenizer_write(c->tokenizer, path, error);
-    if (!status && which == TEMPLATE && c->template) status = write_template(c->template, path, error);
-    if (!status && which == WEIGHTS) status = lm_write(path, config, c->dtype, read_part, c->model, error);
-    free(path);
-    return status;
-}
-
 static int write_folder(const conversion *c, const char *out, io_error *error)
 {
+    const lm_folder from = { .config = lm_files_config(c->model),
+                             .dtype = c->dtype,
+                             .read = read_part,
+                             .from = c->model,
+                             .tokenizer = c->tokenizer,
+                             .template = c->template };
     out_folder folder;
     int status = out_folder_open(&folder, out, error);
-    for (int i = 0; i < FILE_COUNT && !status; i++)
-        status = write_file(c, &folder, i, error);
+    for (int i = 0; i < LM_FOLDER_FILES && !status; i++) {
+        char *path;
+        status = out_folder_path(&folder, lm_folder_name(i), &path, error);
+        if (!status) status = lm_folder_write(&from, i, path, error);
+        free(path);
+    }
     return out_folder_end(&folder, status, error);
 }
 

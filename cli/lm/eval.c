@@ -21,7 +21,7 @@ static const char ABOUT[] =
 
 typedef struct request {
     const char *texts, *out, *choices, *form, *subject, *teacher;
-    int64_t context, most;
+    int64_t context, most, positions; /* positions: a result for so many each; 0: none */
     lm_words against; /* mechanism and teacher NULL: nothing is compared; sharpen 0: not given */
 } request;
 
@@ -73,7 +73,11 @@ static double error_of(const result *r, const total *t)
     return r->windows < 2 ? (double)NAN : sqrt(fmax(squares, 0) * w / (w - 1)) / (double)r->tokens;
 }
 
-static double bits_of(const result *r) { return r->nll.x / ((double)r->bytes * log(2)); }
+/* NaN of positions, whose bytes are not counted. */
+static double bits_of(const result *r)
+{
+    return r->bytes > 0 ? r->nll.x / ((double)r->bytes * log(2)) : (double)NAN;
+}
 
 typedef struct evaluation {
     lm_session session;
@@ -84,7 +88,9 @@ typedef struct evaluation {
     int64_t length;
     int32_t bos;
     int32_t *inputs;
-    double *nll; /* [3][length] */
+    double *nll;         /* [3][length] */
+    int64_t positions;   /* in a window that have a result of their own, of all texts; 0: none */
+    result *by_position; /* [length / positions rounded up] */
     io_error *error;
 } evaluation;
 
@@ -94,6 +100,24 @@ static double sum_of(const double *x, int64_t count)
     for (int64_t i = 0; i < count; i++)
         sum += x[i];
     return sum;
+}
+
+/* Of targets first .. end - 1 of those that are scored. */
+static sums sums_of(const score_pair *pair, int64_t first, int64_t end)
+{
+    return (sums){ sum_of(pair->nll + first, end - first), sum_of(pair->teacher + first, end - first),
+                   sum_of(pair->divergence + first, end - first) };
+}
+
+/* The place of a target is how many tokens of the window were read before the one that predicts it. */
+static void add_positions(const evaluation *e, const score_pair *pair, const score_window *w)
+{
+    const int64_t before = w->inputs - w->scored, width = e->positions;
+    for (int64_t first = 0, end; first < w->scored; first = end) {
+        const int64_t index = (before + first) / width, next = (index + 1) * width - before;
+        end = next < w->scored ? next : w->scored;
+        add_window(&e->by_position[index], end - first, sums_of(pair, first, end));
+    }
 }
 
 /* Its tokens become `inputs`, and what they predict begins `scored` before their end. */
@@ -108,9 +132,8 @@ static int run_window(evaluation *e, const tokens *text, const score_window *w, 
                                   : scorer_run(e->scorer, e->inputs, w->inputs, targets, w->scored, e->nll,
                                                e->error);
     if (status) return status;
-    const sums all = { sum_of(pair.nll, w->scored), sum_of(pair.teacher, w->scored),
-                       sum_of(pair.divergence, w->scored) };
-    add_window(r, w->scored, all);
+    add_window(r, w->scored, sums_of(&pair, 0, w->scored));
+    if (e->positions > 0) add_positions(e, &pair, w);
     return 0;
 }
 
@@ -204,6 +227,20 @@ static void print_header(const evaluation *e, FILE *csv)
                 e->against ? ",change,change_error,kl,kl_error" : "");
 }
 
+/* Of all texts, at positions first .. of windows. */
+static void print_positions(const evaluation *e, FILE *csv)
+{
+    for (int64_t first = 0; e->positions > 0 && first < e->length; first += e->positions) {
+        const int64_t end = e->length - first < e->positions ? e->length : first + e->positions;
+        const result *r = &e->by_position[first / e->positions];
+        char name[64];
+        snprintf(name, sizeof name, "positions %lld to %lld", (long long)first, (long long)end - 1);
+        if (r->tokens == 0) continue;
+        print_result(e, name, r);
+        if (csv) write_result(e, csv, name, r);
+    }
+}
+
 static int run_texts(evaluation *e, const request *r, char *list, FILE *csv)
 {
     result all = { 0 };
@@ -223,6 +260,7 @@ static int run_texts(evaluation *e, const request *r, char *list, FILE *csv)
     }
     if (status) return status;
     if (files > 1) print_result(e, "all", &all);
+    print_positions(e, csv);
     fprintf(stderr, "%.1f tokens a second\n", (double)all.tokens / (lm_seconds() - begun));
     return 0;
 }
@@ -256,7 +294,12 @@ static int open_evaluation(evaluation *e, const request *r, io_error *error)
     e->bos = lm_prefix(e->session.tokens, lm_model_config(e->session.model));
     e->inputs = calloc((size_t)e->length, sizeof *e->inputs),
     e->nll = calloc((size_t)e->length, 3 * sizeof *e->nll);
-    if (!e->inputs || !e->nll) return io_fail(error, EXIT_INTERNAL, "out of memory for a window");
+    e->positions = r->positions;
+    if (e->positions > 0)
+        e->by_position = calloc((size_t)((e->length + e->positions - 1) / e->positions),
+                                sizeof *e->by_position);
+    if (!e->inputs || !e->nll || (e->positions > 0 && !e->by_position))
+        return io_fail(error, EXIT_INTERNAL, "out of memory for a window");
     status = scorer_open(&e->scorer, e->session.model, e->length, error);
     return status || !e->other ? status : scorer_open(&e->against, e->other, e->length, error);
 }
@@ -319,6 +362,7 @@ static int open_other(evaluation *e, const lm_words *words, request *r, io_error
 
 static int check_request(const request *r, io_error *error)
 {
+    if (r->positions > 0 && r->choices) return io_fail(error, EXIT_USAGE, "--positions is for --text");
     if (r->subject && !r->choices) return io_fail(error, EXIT_USAGE, "--subject is for --choices");
     if (r->teacher && r->choices) return io_fail(error, EXIT_USAGE, "--against-model is for --text");
     if (r->against.sharpen > 0 && !r->against.mechanism && !r->teacher)
@@ -351,6 +395,8 @@ int lm_eval(int argc, char **argv, io_error *error)
         { "context", OPTION_INT, &r.context, 1, 1e9, "N",
           "tokens of a window; default 1024, or the model's" },
         { "most", OPTION_INT, &r.most, 1, 1e15, "N", "the first N tokens of each text; default all" },
+        { "positions", OPTION_INT, &r.positions, 1, 1e9, "N",
+          "also of all texts by the place of tokens in their windows, N places in a row" },
         { "out", OPTION_TEXT, &r.out, 0, 0, "FILE.csv", "the table, or the sums of all choices, as a file" },
         { "against", OPTION_TEXT, &r.against.mechanism, 0, 0, "NAME",
           "also by this attention: what --mechanism changes, and the divergence of what is predicted" },
@@ -375,6 +421,7 @@ int lm_eval(int argc, char **argv, io_error *error)
     lm_files_close(e.files);
     free(e.inputs);
     free(e.nll);
+    free(e.by_position);
     lm_session_close(&e.session);
     return status;
 }

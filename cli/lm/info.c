@@ -6,6 +6,24 @@
 static const char USAGE[] = "loam lm info MODEL";
 static const char ABOUT[] = "What a model is: its architecture, sizes, weights and tokens.";
 
+/* What a text takes while it is written on, in float32. */
+static void print_states(const lm_config *c)
+{
+    int64_t floats = 0, with = 0, features = 0, layer = 0;
+    for (; layer < c->layers; layer++) {
+        floats += lm_config_state(c, layer);
+        features += lm_config_features(c, layer);
+        with += lm_config_features(c, layer) > 0;
+    }
+    const int64_t each = 2 * c->heads_kv * c->head_dim * (int64_t)sizeof(float);
+    if (with > 0)
+        printf("%-14s %.4g of each %s head in the mean, %lld of %lld layers\n%-14s %lld bytes, of any text\n",
+               "features", (double)features / (double)with, c->features_shared ? "key" : "query",
+               (long long)with, (long long)layer, "states", (long long)(floats * (int64_t)sizeof(float)));
+    if (c->architecture != LM_BERT && with < layer)
+        printf("%-14s %lld bytes for each token\n", "keys, values", (long long)((layer - with) * each));
+}
+
 static void print_config(const lm_config *c)
 {
     printf("%-14s %s\n", "architecture", lm_architecture_name(c->architecture));
@@ -22,16 +40,18 @@ static void print_config(const lm_config *c)
            c->tied ? ", logits by the embedding" : "");
     if (c->mechanism != LOAM_SOFTMAX || c->forgets)
         printf("%-14s %s\n", "attention", lm_config_attention_name(c));
+    print_states(c);
 }
 
 static int64_t parameters_of(const lm_config *c)
 {
     int64_t count = 0;
-    for (int part = 0; part < LM_PARTS; part++) {
-        int64_t rows, columns;
-        lm_part_shape(c, (lm_part)part, &rows, &columns);
-        count += rows * columns * (part < LM_NORM_1 ? 1 : c->layers);
-    }
+    for (int part = 0; part < LM_PARTS; part++)
+        for (int64_t layer = 0; layer < (part < LM_NORM_1 ? 1 : c->layers); layer++) {
+            int64_t rows, columns;
+            lm_part_shape(c, (lm_part)part, layer, &rows, &columns);
+            count += rows * columns;
+        }
     return count;
 }
 

@@ -10,6 +10,8 @@
 
 #include <cmocka.h>
 
+enum { LAYERS = 8 };
+
 void scene_open(scene *s, const char *name)
 {
     const lm_options options = lm_options_default();
@@ -28,6 +30,35 @@ void scene_open(scene *s, const char *name)
     }
     if (activations_open(&s->of, s->model, s->ids[0], SCENE_WINDOWS, SCENE_TOKENS, NULL, NULL, &error))
         fail_msg("%s", error.text);
+}
+
+static void fill(double *x, int64_t count, double size, uint64_t stream)
+{
+    random_normals((random_stream){ 3, stream }, 0, count, x);
+    for (int64_t i = 0; i < count; i++)
+        x[i] *= size;
+}
+
+student scene_student(const scene *s, bool shared)
+{
+    int64_t features[LAYERS];
+    io_error error;
+    student made;
+    assert_true(s->config->layers <= LAYERS);
+    for (int64_t i = 0; i < LAYERS; i++)
+        features[i] = 3 + 2 * i;
+    if (student_open(&made, &s->of, features, shared, &error)) fail_msg("%s", error.text);
+    for (int64_t i = 0; i < made.layers; i++) {
+        const student_layer *l = &made.layer[i];
+        const int64_t heads = made.heads, d = made.channels;
+        fill(l->z, heads * l->features * d, 1, (uint64_t)(8 * i));
+        fill(l->log_alpha, heads * l->features, 1, (uint64_t)(8 * i + 1));
+        l->log_alpha[heads * l->features - 1] = -1e4; /* not used: student_use */
+        fill(l->shift, heads * d, 0.5, (uint64_t)(8 * i + 2));
+        fill(l->balance, heads * d * d, 0.3, (uint64_t)(8 * i + 3));
+        fill(l->balance_keys, heads * d * d, 0.3, (uint64_t)(8 * i + 4));
+    }
+    return made;
 }
 
 void scene_close(scene *s)

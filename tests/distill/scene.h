@@ -3,7 +3,7 @@
 #ifndef LOAM_TESTS_DISTILL_SCENE_H
 #define LOAM_TESTS_DISTILL_SCENE_H
 
-#include "distill/activations.h"
+#include "distill/student.h"
 
 enum { SCENE_WINDOWS = 4, SCENE_TOKENS = 24 };
 
@@ -19,5 +19,8 @@ typedef struct scene {
 /* name: a folder of LM_TEST_DATA. Fails the test where it cannot. */
 void scene_open(scene *s, const char *name);
 void scene_close(scene *s);
+
+/* Any numbers, those of A and B too; 3, 5, 7 .. features. */
+student scene_student(const scene *s, bool shared);
 
 #endif

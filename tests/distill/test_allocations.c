@@ -2,6 +2,7 @@
  * Every allocation fails once: each time an error that says so, and nothing is left behind. */
 #include "distill/balance.h"
 #include "distill/checkpoint.h"
+#include "distill/flushed.h"
 #include "distill/reading.h"
 #include "tests/distill/scene.h"
 #include "tests/support/alloc_fail.h"
@@ -71,6 +72,8 @@ static int begin(io_error *error)
     }
     status = student_calibrate(&s, &of.of, true, 1, error);
     if (!status) status = student_begin(&s, &of.of, STUDENT_PAIRS, 1, 1, error);
+    double shares[8];
+    if (!status) status = student_flushed(&s, &of.of, 1, shares, error);
     if (!status) {
         status = reading_open(&r, &s, &of.on, error);
         assert_int_equal(status != 0, r.layers == NULL);

@@ -44,6 +44,7 @@ static void test_table(void **state)
         assert_true(fabs(nll_of(&one, names[i]) - nll_of(&all, names[i])) > 1e-4);
     }
     assert_null(strstr(all.out, "trained"));
+    assert_non_null(strstr(all.out, "times less than e^-20: "));
     const outcome eval = run_loam("lm eval " MODELS "llama --tokenizer " TOKENIZER " --text " TEXTS
                                   " --context 16");
     expect_status(&eval, 0);
@@ -139,7 +140,40 @@ static void test_resumed(void **state)
     assert_true(fabs(nll_of(&told, "trained") - trained) < 1e-9);
     told = run_loam(BASE "--features 8 --steps 7 --out r");
     expect_status(&told, 3);
-    assert_non_null(strstr(told.err, "r/student.safetensors is of another run"));
+    assert_non_null(strstr(told.err, "r/training.safetensors is of another run"));
+}
+
+/* What --out keeps is a model: it predicts as the table says, tells its states, writes, and is no teacher. */
+static void test_model(void **state)
+{
+    (void)state;
+    make_texts();
+    for (int trained = 0; trained < 2; trained++) {
+        outcome told = run_loam(BASE "--features 8 --shared --steps %d --out m%d", trained, trained);
+        expect_status(&told, 0);
+        const double wanted = nll_of(&told, trained ? "trained" : "balanced pairs");
+        double nll = 0, change = 0;
+        told = run_loam("lm eval m%d --text " TEXTS " --context 16 --against softmax", trained);
+        expect_status(&told, 0);
+        const char *const line = strstr(told.out, "\nall ");
+        assert_true(line && sscanf(line, "\nall %*d %lf %*s %*f %lf", &nll, &change) == 2);
+        assert_true(fabs(nll - wanted) < 2e-4 && fabs(change) > 1e-4);
+    }
+    outcome told = run_loam("lm info m1");
+    expect_status(&told, 0);
+    assert_non_null(strstr(told.out, "8 of each key head in the mean, 2 of 2 layers"));
+    assert_non_null(strstr(told.out, " bytes, of any text"));
+    assert_null(strstr(told.out, "for each token"));
+    const outcome once = run_loam("lm generate m1 --prompt abc --tokens 12");
+    expect_status(&once, 0);
+    assert_non_null(strstr(once.err, "12 written"));
+    told = run_loam("convert m1 again");
+    expect_status(&told, 0);
+    told = run_loam("lm generate again --prompt abc --tokens 12");
+    assert_string_equal(told.out, once.out);
+    told = run_loam("distill m1 --calibration " TEXTS " --text " TEXTS " --context 16 --steps 0");
+    expect_status(&told, 2);
+    assert_non_null(strstr(told.err, "its attention is features; expected softmax"));
 }
 
 static void test_refused(void **state)
@@ -163,7 +197,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table),   cmocka_unit_test(test_strategies), cmocka_unit_test(test_heads),
-        cmocka_unit_test(test_resumed), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_resumed), cmocka_unit_test(test_model),      cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }

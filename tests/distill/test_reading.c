@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * A model that reads by a student: the outputs of its attention beside sums over all pairs and features. */
 #include "distill/reading.h"
-#include "random/random.h"
 #include "tests/distill/scene.h"
 
 #include <math.h>
@@ -14,36 +13,6 @@
 #include <cmocka.h>
 
 enum { MOST = 64, LAYERS = 8 };
-
-static void fill(double *x, int64_t count, double size, uint64_t stream)
-{
-    random_normals((random_stream){ 3, stream }, 0, count, x);
-    for (int64_t i = 0; i < count; i++)
-        x[i] *= size;
-}
-
-/* Any numbers, those of A and B too; of a different number of features in each layer. */
-static student random_student(const scene *s, bool shared)
-{
-    int64_t features[LAYERS];
-    io_error error;
-    student made;
-    assert_true(s->config->layers <= LAYERS);
-    for (int64_t i = 0; i < LAYERS; i++)
-        features[i] = 3 + 2 * i;
-    if (student_open(&made, &s->of, features, shared, &error)) fail_msg("%s", error.text);
-    for (int64_t i = 0; i < made.layers; i++) {
-        const student_layer *l = &made.layer[i];
-        const int64_t heads = made.heads, d = made.channels;
-        fill(l->z, heads * l->features * d, 1, (uint64_t)(8 * i));
-        fill(l->log_alpha, heads * l->features, 1, (uint64_t)(8 * i + 1));
-        l->log_alpha[heads * l->features - 1] = -1e4; /* not used: student_use */
-        fill(l->shift, heads * d, 0.5, (uint64_t)(8 * i + 2));
-        fill(l->balance, heads * d * d, 0.3, (uint64_t)(8 * i + 3));
-        fill(l->balance_keys, heads * d * d, 0.3, (uint64_t)(8 * i + 4));
-    }
-    return made;
-}
 
 /* out = sqrt(scale) m (row - shift). */
 static void map(const float *row, const double *shift, const double *m, int64_t d, double scale, double *out)
@@ -137,7 +106,7 @@ static void test_outputs(void **state)
         for (int shared = 0; shared < 2; shared++) {
             scene s;
             scene_open(&s, models[n]);
-            student by = random_student(&s, shared);
+            student by = scene_student(&s, shared);
             assert_int_equal(by.heads, shared ? s.config->heads_kv : s.config->heads_q);
             const seen all = read_by(&s, &by, -1), one = read_by(&s, &by, 1);
             printf("%-12s %d: %.1e, layer 1 alone %.1e, others %.1e\n", models[n], shared, all.apart,
@@ -162,7 +131,7 @@ static void test_batch(void **state)
     const size_t bytes = (size_t)(SCENE_TOKENS * s.config->width) * sizeof(float);
     float *const together = malloc(2 * bytes);
     assert_non_null(together);
-    student by = random_student(&s, false);
+    student by = scene_student(&s, false);
     assert_int_equal(reading_open(&r, &by, &s.on, &error), 0);
     options.features = r.layers;
     assert_int_equal(lm_text_open_batch(&text, s.model, 2, SCENE_TOKENS, &error), 0);

@@ -96,6 +96,9 @@ def config_files():
     save("config", "scaled_rope", config(model_type="llama", rope_scaling=scaling))
     kinds = ["full_attention", "sliding_attention"]
     save("config", "layers", config(model_type="llama", layer_types=kinds))
+    own = {"mechanism": "features", "features": [3, 0, 512], "shared": True}
+    save("config", "features", config(model_type="llama", num_hidden_layers=3, num_attention_heads=4,
+         num_key_value_heads=2, hidden_size=64, loam_attention=own))
     save("config", "huge", config(model_type="llama", hidden_size=2**62, num_hidden_layers=2**63 - 1))
     save("config", "negative", config(model_type="bert", hidden_size=-768, type_vocab_size=0))
     save("config", "unknown", config(model_type="mamba"))

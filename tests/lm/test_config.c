@@ -39,6 +39,8 @@ static void expect_same(const lm_config *a, const lm_config *b)
     assert_int_equal(a->forgets, b->forgets);
     assert_true(a->ridge_least == b->ridge_least && a->ridge_most == b->ridge_most);
     assert_int_equal(a->ridge_unit, b->ridge_unit);
+    assert_int_equal(a->features_shared, b->features_shared);
+    assert_memory_equal(a->features, b->features, sizeof a->features);
     assert_int_equal(a->tied, b->tied);
     assert_int_equal(a->parallel, b->parallel);
     assert_int_equal(a->scale_by_layer, b->scale_by_layer);
@@ -204,13 +206,30 @@ static const char *const refused[][2] = {
       "'position_embedding_type' is \"relative_key\"; expected \"absolute\"" },
     { OF("gpt2", "\"loam_attention\":3"), "'loam_attention' is 3; expected an object" },
     { OF("gpt2", "\"loam_attention\":{\"mechanism\":\"mesa\"}"),
-      "'mechanism' is \"mesa\"; expected softmax, lla, parallax or fox" },
+      "'mechanism' is \"mesa\"; expected softmax, lla, parallax, fox or features" },
     { OF("gpt2", "\"loam_attention\":{\"mechanism\":\"lla\"}"), "expected 0 < ridge_least <= ridge_most" },
     { OF("gpt2", "\"loam_attention\":{\"mechanism\":\"lla\",\"ridge_least\":2,\"ridge_most\":1}"),
       "expected 0 < ridge_least <= ridge_most" },
     { OF("gpt2", "\"loam_attention\":{\"mechanism\":\"lla\",\"ridge_least\":1,\"ridge_most\":1,"
                  "\"ridge_unit\":\"metre\"}"),
       "'ridge_unit' is \"metre\"; expected normalised, max or trace" },
+    { OF("gpt2", "\"loam_attention\":{\"mechanism\":\"lla\",\"ridge\":1}"), "'ridge' is 1; expected none" },
+    { OF("gpt2", "\"loam_attention\":{\"mechanism\":\"features\"}"),
+      "'loam_attention' is {\"mechanism\":\"features\"}; expected a list of as many numbers as layers" },
+    { OF("gpt2", "\"n_layer\":2,\"loam_attention\":{\"mechanism\":\"features\",\"features\":[1,2,3]}"),
+      "'features' is [1,2,3]; expected a list of as many numbers as layers" },
+    { OF("gpt2", "\"n_layer\":2,\"loam_attention\":{\"mechanism\":\"features\",\"features\":[1,513]}"),
+      "'features' is 513; expected a whole number from 0 to 512" },
+    { OF("gpt2", "\"n_layer\":2,\"loam_attention\":{\"mechanism\":\"features\",\"features\":[1,0.5]}"),
+      "'features' is 0.5; expected a whole number" },
+    { OF("gpt2", "\"n_layer\":2,\"loam_attention\":{\"mechanism\":\"features\",\"features\":[0,0]}"),
+      "no layer has features" },
+    { OF("gpt2", "\"n_layer\":1,\"loam_attention\":{\"mechanism\":\"features\",\"features\":[1],"
+                 "\"shared\":1}"),
+      "'shared' is 1; expected true or false" },
+    { OF("gpt2", "\"n_layer\":1,\"n_head\":1,\"loam_attention\":{\"mechanism\":\"features\","
+                 "\"features\":[1]}"),
+      "features of heads of 768 channels; expected at most 512" },
     { OF("bert", "\"loam_attention\":{\"mechanism\":\"fox\"}"), "'mechanism' is \"fox\"; expected softmax" },
     { OF("bert", "\"is_decoder\":true"), "'is_decoder' is true; expected none" },
     { OF("bert", "\"type_vocab_size\":0"), "the number of token types is 0" },
@@ -248,16 +267,18 @@ static void what_is_written_is_read(void **state)
 
 static void trained_attention_is_written(void **state)
 {
-    static const char *const names[] = { "softmax", "lla", "parallax", "fox" };
-    static const loam_mechanism mechanisms[] = { LOAM_SOFTMAX, LOAM_LLA, LOAM_PARALLAX, LOAM_SOFTMAX };
+    static const char *const names[] = { "softmax", "lla", "parallax", "fox", "features" };
+    static const loam_mechanism mechanisms[] = { LOAM_SOFTMAX, LOAM_LLA, LOAM_PARALLAX, LOAM_SOFTMAX,
+                                                 LOAM_LINEAR };
     (void)state;
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         lm_config a = parsed("{\"model_type\":\"gpt2\"}"), b;
         io_error error;
         assert_true(lm_config_attention(&a, names[i]));
         assert_int_equal(a.mechanism, mechanisms[i]);
         assert_int_equal(a.forgets, i == 3);
         if (i == 1) a.ridge_least = 0.01, a.ridge_most = 3, a.ridge_unit = LOAM_RIDGE_TRACE;
+        if (i == 4) a.features[1] = 512, a.features[11] = 3, a.features_shared = true;
         if (lm_config_write(&a, "written.json", &error) || lm_config_read(&b, "written.json", &error))
             fail_msg("%s", error.text);
         expect_same(&a, &b);

@@ -26,7 +26,7 @@ static void *read_part(const lm_files *f, lm_part part, int64_t layer, loam_dtyp
 {
     int64_t rows, columns;
     io_error error;
-    lm_part_shape(lm_files_config(f), part, &rows, &columns);
+    lm_part_shape(lm_files_config(f), part, layer, &rows, &columns);
     *bytes = (size_t)(rows * columns) * array_dtype_bytes(dtype);
     void *values = malloc(*bytes + 1);
     assert_non_null(values);

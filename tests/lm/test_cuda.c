@@ -7,6 +7,7 @@
 #include "lm/sample.h"
 #include "lm/score.h"
 #include "tests/cli/program.h"
+#include "tests/lm/featured.h"
 #include "tests/lm/grammar.h"
 
 #include "cli/device.h"
@@ -240,6 +241,30 @@ static void test_attention(void **state)
                 float *steps = run_on(open_gpu(LOAM_F32), path_of(i), &options, 1, &count);
                 assert_true(distance(steps, want, count) < 1e-4);
                 free(steps);
+            }
+            free(want);
+        }
+}
+
+/* Models with features in all layers, or with softmax in the first: whole and token by token. */
+static void test_features(void **state)
+{
+    lm_options options = lm_options_default();
+    (void)state;
+    options.own = true;
+    assert_true(shell_holds("mkdir student"));
+    for (int i = 0; i < WRITERS; i++)
+        for (int n = 0; n < 4; n++) {
+            int64_t count;
+            write_featured("student", path_of(i), n % 2 * 8, n / 2);
+            float *want = run_on(machine_cpu(LOAM_F32, 2), "student", &options, TOKENS, &count);
+            for (int k = 0; k < 6; k++) {
+                const loam_dtype operand = k < 3 ? LOAM_F32 : LOAM_BF16;
+                static const int64_t pieces[] = { TOKENS, 5, 1 };
+                float *got = run_on(open_gpu(operand), "student", &options, pieces[k % 3], &count);
+                const double apart = distance(got, want, count);
+                if (!(apart < (k < 3 ? 1e-4 : 5e-2))) fail_msg("%s, %d, %d: %g", models[i], n, k, apart);
+                free(got);
             }
             free(want);
         }
@@ -759,7 +784,7 @@ int main(void)
         cmocka_unit_test(test_pairs),   cmocka_unit_test(test_generate), cmocka_unit_test(test_eval),
         cmocka_unit_test(test_embed),   cmocka_unit_test(test_refusals), cmocka_unit_test(test_heads),
         cmocka_unit_test(test_changes), cmocka_unit_test(test_layers),   cmocka_unit_test(test_own),
-        cmocka_unit_test(test_ridge),   cmocka_unit_test(test_capture),
+        cmocka_unit_test(test_ridge),   cmocka_unit_test(test_capture),  cmocka_unit_test(test_features),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }

@@ -27,7 +27,7 @@ static float *read_part(const lm_files *f, lm_part part, int64_t layer, int64_t 
 {
     int64_t rows, columns;
     io_error error;
-    lm_part_shape(lm_files_config(f), part, &rows, &columns);
+    lm_part_shape(lm_files_config(f), part, layer, &rows, &columns);
     *count = rows * columns;
     float *values = malloc((size_t)(*count + 1) * sizeof *values);
     assert_non_null(values);
@@ -52,7 +52,7 @@ static void expect_part(const lm_files *f, lm_part part, int64_t layer, const ch
     int64_t count, rows, columns;
     array a = read_array(path, name);
     float *got = read_part(f, part, layer, &count);
-    lm_part_shape(lm_files_config(f), part, &rows, &columns);
+    lm_part_shape(lm_files_config(f), part, layer, &rows, &columns);
     assert_true(count > 0);
     for (int64_t i = 0; i < rows; i++)
         for (int64_t k = 0; k < columns; k++)
@@ -121,7 +121,7 @@ static void expect_pieces(const lm_files *f, lm_part part, int64_t layer)
 {
     int64_t rows, columns, count;
     io_error error;
-    lm_part_shape(lm_files_config(f), part, &rows, &columns);
+    lm_part_shape(lm_files_config(f), part, layer, &rows, &columns);
     float *all = read_part(f, part, layer, &count);
     float *piece = malloc((size_t)(5 * columns + 1) * sizeof *piece);
     uint16_t *half = malloc((size_t)(5 * columns + 1) * sizeof *half);

@@ -125,6 +125,27 @@ static void test_against(void **state)
     assert_true(fabs(evaluated("--against softmax --against-sharpen 2", CHANGE) + sharper) < 1e-6);
 }
 
+/* Of windows of 8: the first three places are a text of three tokens, and the last window, of 3 tokens after
+ * 5 that were scored before, has the last three. */
+static void test_positions(void **state)
+{
+    enum { TOKENS = 1, NLL = 3 };
+    static const int counts[] = { 3, 4, 4 };
+    (void)state;
+    make_text();
+    const double three = evaluated("--most 3", NLL), all = evaluated("--most 11 --positions 3", NLL);
+    double sum = 0;
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal((int)csv_value("o.csv", 2 + i, TOKENS), counts[i]);
+        sum += counts[i] * csv_value("o.csv", 2 + i, NLL);
+    }
+    assert_true(fabs(sum / 11 - all) < 1e-6);
+    assert_true(fabs(csv_value("o.csv", 2, NLL) - three) < 1e-6);
+    const outcome told = run_loam("lm eval " MODELS "llama" TOKENIZER
+                                  " --choices q --form piqa --positions 2");
+    expect_status(&told, 2);
+}
+
 /* A model diverges from itself by nothing, from another by more than nothing; the error of the mean of two
  * windows is half of what they are apart. */
 static void test_divergence(void **state)
@@ -465,13 +486,21 @@ static void test_no_device(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_info),           cmocka_unit_test(test_eval),
-        cmocka_unit_test(test_one_head),       cmocka_unit_test(test_generate),
-        cmocka_unit_test(test_choices),        cmocka_unit_test(test_chat),
-        cmocka_unit_test(test_choices_golden), cmocka_unit_test(test_against),
-        cmocka_unit_test(test_divergence),     cmocka_unit_test(test_choices_against),
-        cmocka_unit_test(test_embed),          cmocka_unit_test(test_embed_cut),
-        cmocka_unit_test(test_refusals),       cmocka_unit_test(test_no_device),
+        cmocka_unit_test(test_info),
+        cmocka_unit_test(test_eval),
+        cmocka_unit_test(test_one_head),
+        cmocka_unit_test(test_generate),
+        cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_chat),
+        cmocka_unit_test(test_choices_golden),
+        cmocka_unit_test(test_against),
+        cmocka_unit_test(test_positions),
+        cmocka_unit_test(test_divergence),
+        cmocka_unit_test(test_choices_against),
+        cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_embed_cut),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_no_device),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }

@@ -14,6 +14,8 @@
 /* The name of a kernel in this instruction set: ISA(recurrent_forward) is recurrent_forward_avx2. */
 #define ISA(name) RECURRENT_JOIN(name, LOAM_ISA_SUFFIX)
 
+enum { CACHE_LINE = 64 }; /* bytes */
+
 /* dim_qk rounded up to whole vectors. */
 static inline int64_t features_width(const loam_problem *p) { return (p->dim_qk + VL - 1) / VL * VL; }
 

@@ -15,10 +15,7 @@
 #include "src/simd/factor64.h"
 #include "src/simd/wide.h"
 
-enum {
-    MESA_DECODE_ROUNDS = 4, /* of refinement: a correction, then a residual */
-    CACHE_LINE = 64         /* bytes */
-};
+enum { MESA_DECODE_ROUNDS = 4 };        /* of refinement: a correction, then a residual */
 #define MESA_DECODE_REDUCTION 1e-4      /* a correction may always reduce the residual to this part */
 #define MESA_DECODE_RESOLUTION 5e-9     /* times the condition: the least part that float32 resolves */
 #define MESA_DECODE_STAGNATION 0.1      /* refinement ends if a round leaves more than this part */

@@ -213,4 +213,3 @@ static loam_status run(const loam_problem *p, const loam_args *a, kernel_work_fn
 
 POSITIVE_ROW(forward)
 POSITIVE_ROW(backward)
-POSITIVE_ROW(decode)

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: MIT */
+#include "distill/model.h"
+
+#include <assert.h>
+
+int student_model_make(student_model *m, const lm_files *teacher, const student *s, int64_t only,
+                       io_error *error)
+{
+    *m = (student_model){ *lm_files_config(teacher), teacher, s };
+    lm_config *const c = &m->config;
+    assert(c->mechanism == LOAM_SOFTMAX && !c->forgets);
+    if (c->layers > LM_MAX_FEATURE_LAYERS)
+        return io_fail(error, EXIT_USAGE, "%lld layers: expected at most %d", (long long)c->layers,
+                       LM_MAX_FEATURE_LAYERS);
+    c->mechanism = LOAM_LINEAR, c->features_shared = s->queries > 1;
+    for (int64_t i = 0; i < c->layers; i++)
+        c->features[i] = (int16_t)(only < 0 || only == i ? s->layer[i].features : 0);
+    return 0;
+}
+
+static const double *array_of(const student_layer *l, lm_part part)
+{
+    switch (part) {
+    case LM_FEATURE_Z: return l->z;
+    case LM_FEATURE_ALPHA: return l->log_alpha;
+    case LM_FEATURE_SHIFT: return l->shift;
+    case LM_FEATURE_BALANCE: return l->balance;
+    default: return l->balance_keys;
+    }
+}
+
+int student_model_read(const void *model, lm_part part, int64_t layer, int64_t first, int64_t count,
+                       loam_dtype dtype, void *out, io_error *error)
+{
+    const student_model *m = model;
+    int64_t rows, columns;
+    if (part < LM_FEATURE_Z) return lm_files_read(m->teacher, part, layer, first, count, dtype, out, error);
+    assert(dtype == LOAM_F32);
+    lm_part_shape(&m->config, part, layer, &rows, &columns);
+    const double *from = array_of(&m->s->layer[layer], part) + first * columns;
+    for (int64_t e = 0; e < count * columns; e++)
+        ((float *)out)[e] = (float)from[e];
+    return 0;
+}
