@@ -198,15 +198,15 @@ static int open_all(command *c, io_error *error)
     return status ? status : share_features(c, error);
 }
 
-/* Without student: softmax. */
-static int measure(command *c, const char *name, const student *s, io_error *error)
+/* Without student: softmax, or LOAM_LINEAR of elu + 1. */
+static int measure(command *c, const char *name, const student *s, loam_mechanism mechanism, io_error *error)
 {
     lm_options options = lm_options_default();
     reading r = { 0 };
     progress bar;
     int status = s ? reading_open(&r, s, &c->session.on, error) : 0;
     if (status) return status;
-    options.features = r.layers, options.only = s ? c->r->layer : -1;
+    options.features = r.layers, options.only = c->r->layer, options.mechanism = mechanism;
     progress_begin(&bar, name, c->plan.window_count);
     status = trial_run(&c->trial, name, &options, count_one, &bar, error);
     progress_end(&bar);
@@ -265,11 +265,11 @@ static int measure_drawn(command *c, io_error *error)
     for (size_t i = 0; !status && i < arm_count; i++) {
         student s = { 0 };
         status = begin(c, &s, arms[i].start, arms[i].calibrated, error);
-        if (!status) status = measure(c, arms[i].name, &s, error);
+        if (!status) status = measure(c, arms[i].name, &s, LOAM_SOFTMAX, error);
         if (!status && i + 1 == arm_count && c->r->training.steps == 0) status = finish(c, &s, error);
         student_close(&s);
     }
-    return status;
+    return status ? status : measure(c, "elu + 1", NULL, LOAM_LINEAR, error);
 }
 
 /* From the checkpoint, where there is one, to the last step. */
@@ -304,7 +304,7 @@ static int measure_trained(command *c, const char *path, io_error *error)
     if (!status) status = training_open(&t, &s, &c->of, &options, error);
     if (!status) status = run_training(&t, path, error);
     training_close(&t);
-    if (!status) status = measure(c, "trained", &s, error);
+    if (!status) status = measure(c, "trained", &s, LOAM_SOFTMAX, error);
     if (!status) status = finish(c, &s, error);
     student_close(&s);
     return status;
@@ -372,7 +372,7 @@ static int run(command *c, io_error *error)
     snprintf(csv, sizeof csv, "%s/results.csv", out ? out : "");
     int status = open_all(c, error);
     if (!status && out) status = experiment_make_directories(out, error);
-    if (!status) status = measure(c, "softmax", NULL, error);
+    if (!status) status = measure(c, "softmax", NULL, LOAM_SOFTMAX, error);
     if (!status) status = measure_drawn(c, error);
     if (!status && c->r->training.steps > 0) status = measure_trained(c, out ? checkpoint : NULL, error);
     if (!status) print(c);

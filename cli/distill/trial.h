@@ -5,7 +5,7 @@
 
 #include "cli/ridge/plan.h"
 
-enum { TRIAL_ARMS = 8 };
+enum { TRIAL_ARMS = 10 };
 
 typedef struct trial {
     const ridge_plan *plan; /* of its windows */
