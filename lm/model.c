@@ -3,6 +3,7 @@
 
 #include "lm/loaded.h"
 #include "lm/manner.h"
+#include "lm/window.h"
 #include "train/mixer.h"
 
 #include <assert.h>
@@ -54,6 +55,7 @@ struct lm_text {
     machine_recording *step;
     bool stepped;
     matrix hidden;
+    window_room window;
 };
 
 static int failed(const loam_error *from, io_error *error)
@@ -282,6 +284,7 @@ void lm_text_close(lm_text *t)
 {
     if (!t) return;
     drop_plans(t);
+    window_close(&t->window, t->of->on);
     memory work = { .gpu = t->of->on->gpu, .base = t->work };
     memory_close(&work);
     memory_close(&t->memory);
@@ -492,8 +495,17 @@ static int attend_heads(lm_text *t, attended what, matrix o, matrix q, io_error 
 
 static int attend(lm_text *t, int64_t layer, matrix o, matrix q, io_error *error)
 {
+    const lm_options *how = &t->options;
+    const lm_config *c = t->of->config;
     attended what = { layer, 0, 0, q.rows / t->batch };
     int status = 0;
+    if (how->window > 0 && (how->only < 0 || how->only == layer)) {
+        if (t->length > 0 || t->batch > 1)
+            return io_fail(error, EXIT_USAGE, "a window reads a text in one go, and one alone");
+        return window_attend(&t->window, t->of->on, how, c->head_dim,
+                             how->inverse_temperature * lm_config_scale(c, layer), o, q, t->keys[layer],
+                             t->values[layer], error);
+    }
     for (; !status && what.first < t->of->config->heads_q; what.first += what.count) {
         what.count = manner_count(&t->options, t->of->config, layer, what.first);
         status = attend_heads(t, what, o, q, error);

@@ -44,6 +44,9 @@ typedef struct lm_options {
      * too. NULL: none. Texts of a model that was opened with them have states, and are read in any pieces;
      * others are read in one go. */
     const lm_features *features;
+    /* Softmax over the first `sinks` tokens and the last `window` alone, the query's own too; window 0: over
+     * all. Texts are read one by one and in one go. */
+    int64_t sinks, window;
 } lm_options;
 
 lm_options lm_options_default(void);

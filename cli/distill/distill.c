@@ -28,6 +28,8 @@ static const char ABOUT[] =
 
 static const double interval = 60; /* seconds between checkpoints */
 
+enum { SINKS = 4 };
+
 typedef struct request {
     lm_words words;
     const char *calibration, *texts, *loss, *strategy, *out;
@@ -122,6 +124,7 @@ typedef struct command {
     activations of;
     trial trial;
     shares shares;
+    int64_t window;  /* beside SINKS */
     double *flushed; /* [layers], of the last student */
 } command;
 
@@ -198,18 +201,24 @@ static int open_all(command *c, io_error *error)
     return status ? status : share_features(c, error);
 }
 
+static int measure_by(command *c, const char *name, const lm_options *options, io_error *error)
+{
+    progress bar;
+    progress_begin(&bar, name, c->plan.window_count);
+    const int status = trial_run(&c->trial, name, options, count_one, &bar, error);
+    progress_end(&bar);
+    return status;
+}
+
 /* Without student: softmax, or LOAM_LINEAR of elu + 1. */
 static int measure(command *c, const char *name, const student *s, loam_mechanism mechanism, io_error *error)
 {
     lm_options options = lm_options_default();
     reading r = { 0 };
-    progress bar;
     int status = s ? reading_open(&r, s, &c->session.on, error) : 0;
     if (status) return status;
     options.features = r.layers, options.only = c->r->layer, options.mechanism = mechanism;
-    progress_begin(&bar, name, c->plan.window_count);
-    status = trial_run(&c->trial, name, &options, count_one, &bar, error);
-    progress_end(&bar);
+    status = measure_by(c, name, &options, error);
     reading_close(&r);
     return status;
 }
@@ -270,6 +279,18 @@ static int measure_drawn(command *c, io_error *error)
         student_close(&s);
     }
     return status ? status : measure(c, "elu + 1", NULL, LOAM_LINEAR, error);
+}
+
+/* Keys and values of the window are as many numbers as the states of a layer, M (d + 1) of a head. */
+static int measure_window(command *c, io_error *error)
+{
+    const activations *a = &c->of;
+    const int64_t heads = c->r->shared ? a->heads_kv : a->heads_q, d = a->channels,
+                  state = heads * c->r->budget.mean * (d + 1), window = state / (2 * d * a->heads_kv);
+    lm_options options = lm_options_default();
+    c->window = window > 0 ? window : 1;
+    options.only = c->r->layer, options.sinks = SINKS, options.window = c->window;
+    return measure_by(c, "window", &options, error);
 }
 
 /* From the checkpoint, where there is one, to the last step. */
@@ -341,6 +362,7 @@ static void print(const command *c)
            c->of.windows, c->of.tokens, c->plan.window_count, c->r->budget.mean,
            c->r->shared ? "key" : "query", c->r->layer < 0 ? "all layers" : "one layer");
     shares_print(&c->shares, &c->of);
+    printf("window: softmax over the first %d tokens and the last %" PRId64 "\n", SINKS, c->window);
     print_flushed(c);
     printf("\n%-16s %8s %9s %7s %7s\n", "attention", "NLL", "more", "error", "gap");
     for (int arm = 0; arm < t->count; arm++) {
@@ -374,6 +396,7 @@ static int run(command *c, io_error *error)
     if (!status && out) status = experiment_make_directories(out, error);
     if (!status) status = measure(c, "softmax", NULL, LOAM_SOFTMAX, error);
     if (!status) status = measure_drawn(c, error);
+    if (!status) status = measure_window(c, error);
     if (!status && c->r->training.steps > 0) status = measure_trained(c, out ? checkpoint : NULL, error);
     if (!status) print(c);
     return !status && out ? write_csv(c, csv, error) : status;

@@ -46,6 +46,29 @@ static void direct_elu(const scene *s, const lm_heads *from, int64_t head, int64
         o[c] /= sum;
 }
 
+/* Softmax over the first `sinks` and the last `window`. */
+static void direct_window(const scene *s, const lm_options *by, const lm_heads *from, int64_t layer,
+                          int64_t head, int64_t t, double *o)
+{
+    const int64_t d = s->config->head_dim, key = head / (s->config->heads_q / s->config->heads_kv);
+    const float *const q = (const float *)from->q.data + t * from->q.row + head * d;
+    double sum = 0;
+    memset(o, 0, (size_t)d * sizeof *o);
+    for (int64_t j = 0; j <= t; j++) {
+        const float *const k = (const float *)from->k.data + j * from->k.row + key * d;
+        double score = 0;
+        if (j >= by->sinks && j <= t - by->window) continue;
+        for (int64_t c = 0; c < d; c++)
+            score += (double)q[c] * (double)k[c];
+        const double weight = exp(score * lm_config_scale(s->config, layer));
+        sum += weight;
+        for (int64_t c = 0; c < d; c++)
+            o[c] += weight * (double)((const float *)from->v.data)[j * from->v.row + key * d + c];
+    }
+    for (int64_t c = 0; c < d; c++)
+        o[c] /= sum;
+}
+
 /* Of token t and a query head: the mean of values weighed by the estimate. */
 static void direct(const scene *s, const student *by, const lm_heads *from, int64_t layer, int64_t head,
                    int64_t t, double *o)
@@ -79,6 +102,7 @@ static void direct(const scene *s, const student *by, const lm_heads *from, int6
 typedef struct seen {
     const scene *scene;
     const student *by;
+    const lm_options *window; /* NULL: none */
     int64_t only;
     double apart, apart_elsewhere;
 } seen;
@@ -91,7 +115,9 @@ static int look(void *to, int64_t layer, const lm_heads *heads, io_error *error)
     (void)error;
     for (int64_t head = 0; head < c->heads_q; head++)
         for (int64_t t = 0; t < heads->q.rows; t++) {
-            if (s->by)
+            if (s->window)
+                direct_window(s->scene, s->window, heads, layer, head, t, o);
+            else if (s->by)
                 direct(s->scene, s->by, heads, layer, head, t, o);
             else
                 direct_elu(s->scene, heads, head, t, o);
@@ -103,23 +129,29 @@ static int look(void *to, int64_t layer, const lm_heads *heads, io_error *error)
     return 0;
 }
 
+static void read_texts(const scene *s, const lm_options *options, seen *to)
+{
+    lm_model *m;
+    lm_capture *capture;
+    io_error error;
+    if (lm_model_open(&m, &s->on, s->files, options, &error)) fail_msg("%s", error.text);
+    if (lm_capture_open(&capture, m, SCENE_TOKENS, &error)) fail_msg("%s", error.text);
+    if (lm_capture_read(capture, s->ids[1], SCENE_TOKENS, look, to, &error)) fail_msg("%s", error.text);
+    if (lm_capture_read(capture, s->ids[2], 1, look, to, &error)) fail_msg("%s", error.text);
+    lm_capture_close(capture);
+    lm_model_close(m);
+}
+
 static seen read_by(const scene *s, const student *by, int64_t only)
 {
     lm_options options = lm_options_default();
     seen to = { .scene = s, .by = by, .only = only };
     reading r = { 0 };
-    lm_model *m;
-    lm_capture *capture;
     io_error error;
     if (by && reading_open(&r, by, &s->on, &error)) fail_msg("%s", error.text);
     options.features = r.layers, options.only = only;
     options.mechanism = by ? LOAM_SOFTMAX : LOAM_LINEAR;
-    if (lm_model_open(&m, &s->on, s->files, &options, &error)) fail_msg("%s", error.text);
-    if (lm_capture_open(&capture, m, SCENE_TOKENS, &error)) fail_msg("%s", error.text);
-    if (lm_capture_read(capture, s->ids[1], SCENE_TOKENS, look, &to, &error)) fail_msg("%s", error.text);
-    if (lm_capture_read(capture, s->ids[2], 1, look, &to, &error)) fail_msg("%s", error.text);
-    lm_capture_close(capture);
-    lm_model_close(m);
+    read_texts(s, &options, &to);
     reading_close(&r);
     return to;
 }
@@ -155,6 +187,29 @@ static void test_elu(void **state)
         assert_true(all.apart < 1e-5 && one.apart < 1e-5 && one.apart_elsewhere > 1e-3);
         scene_close(&s);
     }
+}
+
+/* Texts longer and shorter than sinks and window together, and one layer alone. */
+static void test_window(void **state)
+{
+    static const char *const models[] = { "gpt2-scaled", "llama", "neox" };
+    static const int64_t sizes[][2] = {
+        { 4, 3 }, { 0, 1 }, { 2, SCENE_TOKENS - 3 }, { 2, SCENE_TOKENS - 2 }, { 4, 64 }
+    };
+    (void)state;
+    for (size_t n = 0; n < sizeof models / sizeof *models; n++)
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            lm_options options = lm_options_default();
+            scene s;
+            scene_open(&s, models[n]);
+            options.sinks = sizes[i][0], options.window = sizes[i][1];
+            seen all = { .scene = &s, .window = &options, .only = -1 }, one = all;
+            read_texts(&s, &options, &all);
+            options.only = one.only = 1;
+            read_texts(&s, &options, &one);
+            assert_true(all.apart < 1e-5 && one.apart < 1e-5 && (one.apart_elsewhere > 1e-3) == (i < 3));
+            scene_close(&s);
+        }
 }
 
 /* Texts side by side are those by themselves. */
@@ -220,10 +275,8 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_outputs),
-        cmocka_unit_test(test_elu),
-        cmocka_unit_test(test_batch),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_outputs), cmocka_unit_test(test_elu),     cmocka_unit_test(test_window),
+        cmocka_unit_test(test_batch),   cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
