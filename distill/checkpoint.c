@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "distill/checkpoint.h"
 
+#include "distill/training_gpu.h"
 #include "io/safetensors.h"
 
 #include <errno.h>
@@ -80,18 +81,24 @@ static void describe(const training *t, char line[LINE])
 {
     const training_options *o = &t->options;
     char name[MACHINE_NAME];
+    int64_t unused = 0; /* a sum that changes where features go to other heads */
+    for (int64_t i = 0; i < t->s->layers * t->s->heads; i++)
+        unused += (i + 1) * (t->s->layer[i / t->s->heads].features -
+                             t->s->layer[i / t->s->heads].used[i % t->s->heads]);
     snprintf(line, LINE,
              "loam %s; %s; loss %d; steps %" PRId64 "; batch %" PRId64 " of %" PRId64 " windows of %" PRId64
-             "; rates %.17g %.17g; seed %" PRIu64 "; queries %" PRId64,
-             loam_version(), machine_name(&t->on, name), (int)o->loss, o->steps, o->batch, t->a->windows,
-             t->a->tokens, o->rate, o->rate_log_alpha, o->seed, t->s->queries);
+             "; rates %.17g %.17g; seed %" PRIu64 "; queries %" PRId64 "; unused %" PRId64,
+             loam_version(), machine_name(t->gpu ? t->options.gpu : &t->on, name), (int)o->loss, o->steps,
+             o->batch, t->a->windows, t->a->tokens, o->rate, o->rate_log_alpha, o->seed, t->s->queries,
+             unused);
 }
 
-int training_save(const training *t, const char *path, io_error *error)
+int training_save(training *t, const char *path, io_error *error)
 {
     char line[LINE];
     pieces p;
-    int status = open_pieces(&p, t, path, error);
+    int status = training_fetch(t, error);
+    if (!status) status = open_pieces(&p, t, path, error);
     if (status) return status;
     describe(t, line);
     const char *const texts[] = { "inputs", line, NULL };
@@ -137,6 +144,7 @@ static int load(training *t, const pieces *p, safetensors *file, const char *pat
     for (size_t i = 1; !status && i < p->count; i++)
         memcpy(p->arrays[i].data, got[i].data, (size_t)got[i].count * sizeof(double));
     if (!status) {
+        if (t->gpu) training_gpu_send(t);
         optimiser_resume(&t->of_z, (int64_t)step);
         optimiser_resume(&t->of_log_alpha, (int64_t)step);
     }

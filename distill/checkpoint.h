@@ -7,7 +7,7 @@
 #include "distill/training.h"
 
 /* Written whole or not at all. */
-int training_save(const training *t, const char *path, io_error *error);
+int training_save(training *t, const char *path, io_error *error);
 /* *found says whether there is such a file; if so *t, just opened, goes on from it. A file of a run with
  * other options, or whose calibration is not the student's, as of other texts or another model, is an error
  * and leaves *t alone. */

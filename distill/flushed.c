@@ -21,10 +21,10 @@ static size_t room_of(const student *s, const activations *a)
 static void logarithms(const student_layer *l, int64_t head, const double *y, int64_t tokens, int64_t d,
                        double *logs)
 {
-    const int64_t M = l->features;
-    const double *alpha = l->log_alpha + head * M;
+    const int64_t M = l->used[head];
+    const double *alpha = l->log_alpha + head * l->features;
     cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)tokens, (int)M, (int)d, 1, y, (int)d,
-                l->z + head * M * d, (int)d, 0, logs, (int)M);
+                l->z + head * l->features * d, (int)d, 0, logs, (int)M);
     for (int64_t t = 0; t < tokens; t++) {
         const double half = cblas_ddot((int)d, y + t * d, 1, y + t * d, 1) / 2;
         for (int64_t m = 0; m < M; m++)
@@ -56,7 +56,7 @@ static int64_t flushed_of(const student *s, const activations *a, int64_t layer,
     for (int64_t w = 0; w < a->windows; w++) {
         student_rows(s, a, layer, head, 0, w, room, y);
         logarithms(&s->layer[layer], head, y, tokens, d, logs);
-        count += count_flushed(logs, tokens, s->layer[layer].features);
+        count += count_flushed(logs, tokens, s->layer[layer].used[head]);
     }
     return count;
 }

@@ -12,6 +12,8 @@
 
 enum { PAIRS = 2048 };
 
+static const double no_weight = -1e4; /* a log alpha */
+
 static bool take(student *s, const int64_t *features)
 {
     const size_t heads = (size_t)s->heads, d = (size_t)s->channels;
@@ -21,12 +23,15 @@ static bool take(student *s, const int64_t *features)
         student_layer *const l = &s->layer[i];
         const size_t rows = heads * (size_t)features[i];
         l->features = features[i];
+        l->used = calloc(heads, sizeof *l->used);
         l->z = calloc(rows, d * sizeof *l->z);
         l->log_alpha = calloc(rows, sizeof *l->log_alpha);
         l->shift = calloc(heads, d * sizeof *l->shift);
         l->balance = calloc(heads, d * d * sizeof *l->balance);
         l->balance_keys = calloc(heads, d * d * sizeof *l->balance_keys);
-        there = l->z && l->log_alpha && l->shift && l->balance && l->balance_keys;
+        there = l->used && l->z && l->log_alpha && l->shift && l->balance && l->balance_keys;
+        for (size_t h = 0; there && h < heads; h++)
+            l->used[h] = features[i];
         for (size_t e = 0; there && e < heads * d; e++)
             l->balance[e * d + e % d] = l->balance_keys[e * d + e % d] = 1;
     }
@@ -53,6 +58,7 @@ int student_open(student *s, const activations *a, const int64_t *features, bool
 void student_close(student *s)
 {
     for (int64_t i = 0; s->layer && i < s->layers; i++) {
+        free(s->layer[i].used);
         free(s->layer[i].z);
         free(s->layer[i].log_alpha);
         free(s->layer[i].shift);
@@ -61,6 +67,12 @@ void student_close(student *s)
     }
     free(s->layer);
     *s = (student){ 0 };
+}
+
+void student_use(student *s, const int64_t *used)
+{
+    for (int64_t i = 0; i < s->layers; i++)
+        memcpy(s->layer[i].used, used + i * s->heads, (size_t)s->heads * sizeof *used);
 }
 
 /* ---- all heads, side by side */
@@ -210,13 +222,14 @@ static int pairs_of_head(const work *w, int64_t layer, int64_t head, io_error *e
 {
     const student_layer *l = &w->s->layer[layer];
     const int64_t M = l->features, texts = w->a->windows * w->s->queries;
+    double *const z = l->z + head * M * w->s->channels, *const log_alpha = l->log_alpha + head * M;
     const random_stream from = { w->seed, (uint64_t)(layer * w->s->heads + head) << 32 };
     drawing g;
     int status = open_drawing(&g, w, error);
     for (int64_t n = 0; !status && n < texts; n++)
         status = draw_text(&g, w, layer, head, n, (random_stream){ from.seed, from.stream + 2 + (uint64_t)n },
                            PAIRS * n / texts, PAIRS * (n + 1) / texts, error);
-    if (!status) draw_features(&g.all, M, from, l->z + head * M * w->s->channels, l->log_alpha + head * M);
+    if (!status) draw_features(&g.all, l->used[head], from, z, log_alpha);
     close_drawing(&g);
     return status;
 }
@@ -248,15 +261,32 @@ static void forget_all(student *s)
     }
 }
 
+/* Features that a head does not use. */
+static void forget_unused(student *s)
+{
+    const int64_t d = s->channels;
+    for (int64_t i = 0; i < s->layers * s->heads; i++) {
+        const student_layer *l = &s->layer[i / s->heads];
+        const int64_t head = i % s->heads, M = l->features;
+        for (int64_t m = l->used[head]; m < M; m++) {
+            memset(l->z + (head * M + m) * d, 0, (size_t)d * sizeof *l->z);
+            l->log_alpha[head * M + m] = no_weight;
+        }
+    }
+}
+
 int student_begin(student *s, const activations *a, student_start start, uint64_t seed, int threads,
                   io_error *error)
 {
     const work w = { .s = s, .a = a, .seed = seed };
+    int status = 0;
     switch (start) {
-    case STUDENT_PAIRS: return each_head(&w, pairs_of_head, threads, error);
-    case STUDENT_NORMAL: return project(s, LOAM_PROJECTION_NORMAL, seed, error);
-    case STUDENT_ORTHOGONAL: return project(s, LOAM_PROJECTION_ORTHOGONAL, seed, error);
-    case STUDENT_DCT: return project(s, LOAM_PROJECTION_DCT, seed, error);
+    case STUDENT_PAIRS: status = each_head(&w, pairs_of_head, threads, error); break;
+    case STUDENT_NORMAL: status = project(s, LOAM_PROJECTION_NORMAL, seed, error); break;
+    case STUDENT_ORTHOGONAL: status = project(s, LOAM_PROJECTION_ORTHOGONAL, seed, error); break;
+    case STUDENT_DCT: status = project(s, LOAM_PROJECTION_DCT, seed, error); break;
     default: forget_all(s); return 0;
     }
+    if (!status) forget_unused(s);
+    return status;
 }

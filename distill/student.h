@@ -8,6 +8,7 @@
 
 typedef struct student_layer {
     int64_t features;               /* M, of each head */
+    int64_t *used;                  /* [heads]: of these, by student_use; the others have no weight */
     double *z, *log_alpha;          /* [heads][M][channels], [heads][M] */
     double *shift;                  /* [heads][channels]: subtracted from keys */
     double *balance, *balance_keys; /* [heads][channels][channels]: A of queries, B of keys */
@@ -23,6 +24,10 @@ typedef struct student {
  * of the queries. z and the rest are 0, A and B are I. On failure *s is all zero. */
 int student_open(student *s, const activations *a, const int64_t *features, bool shared, io_error *error);
 void student_close(student *s);
+
+/* Heads have so many features [layers][heads], each 1 .. M of its layer; before student_begin. Log alpha of
+ * the others is -1e4, which in a normalised read is a weight of 0. */
+void student_use(student *s, const int64_t *used);
 
 /* r and, with `balance`, A and B of all heads from all windows. */
 int student_calibrate(student *s, const activations *a, bool balance, int threads, io_error *error);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "distill/training.h"
 
+#include "distill/training_gpu.h"
+
 #include "random/random.h"
 
 #include <inttypes.h>
@@ -44,7 +46,7 @@ static feature_loss loss_of(const training *t, int64_t layer, int64_t head, cons
                            .largest = t->largest[layer * t->s->heads + head],
                            .tokens = t->a->tokens,
                            .channels = t->s->channels,
-                           .features = l->features,
+                           .features = l->used[head],
                            .x = x,
                            .y = y,
                            .z = l->z + head * l->features * t->s->channels,
@@ -91,8 +93,10 @@ static bool open_optimisers(training *t)
 {
     const optimiser_options options = { .steps = t->options.steps, .clip = HUGE_VAL };
     const int layers = (int)t->s->layers;
-    return optimiser_open(&t->of_z, &t->on, t->z, layers, &options, &t->options.rate, NULL) &&
-           optimiser_open(&t->of_log_alpha, &t->on, t->log_alpha, layers, &options,
+    const machine *on = t->gpu ? t->options.gpu : &t->on;
+    return optimiser_open(&t->of_z, on, t->gpu ? t->gpu->z : t->z, layers, &options, &t->options.rate,
+                          NULL) &&
+           optimiser_open(&t->of_log_alpha, on, t->gpu ? t->gpu->log_alpha : t->log_alpha, layers, &options,
                           &t->options.rate_log_alpha, NULL);
 }
 
@@ -126,11 +130,12 @@ int training_open(training *t, student *s, const activations *a, const training_
                        options->steps, options->batch, a->windows);
     t->on = machine_cpu(LOAM_F64, options->threads);
     t->options.threads = t->on.threads;
-    if (!take(t) || !open_optimisers(t)) {
-        training_close(t);
-        return io_fail(error, EXIT_INTERNAL, "out of memory for the training of features");
-    }
-    if (options->loss != FEATURE_LOSS_L2) return 0;
+    int status = take(t) ? 0 : io_fail(error, EXIT_INTERNAL, "out of memory for the training of features");
+    if (!status && options->gpu) status = training_gpu_open(t, error);
+    if (!status && !open_optimisers(t))
+        status = io_fail(error, EXIT_INTERNAL, "out of memory for the optimiser of features");
+    if (status) training_close(t);
+    if (status || t->gpu || options->loss != FEATURE_LOSS_L2) return status;
 #pragma omp parallel for num_threads(t->options.threads) schedule(dynamic, 1)
     for (int64_t place = 0; place < s->layers * s->heads; place++)
         find_largest(t, place, t->work[omp_get_thread_num()]);
@@ -143,6 +148,7 @@ void training_close(training *t)
         free(t->work[i]);
     optimiser_close(&t->of_z);
     optimiser_close(&t->of_log_alpha);
+    training_gpu_close(t->gpu);
     memory_close(&t->room);
     machine_close(&t->on);
     free(t->z);
@@ -203,9 +209,15 @@ void training_step(training *t)
 {
     const int64_t heads = t->s->layers * t->s->heads;
     choose(t);
+    if (t->gpu) {
+        training_gpu_gradients(t->gpu, t->chosen);
+    } else {
 #pragma omp parallel for num_threads(t->options.threads) schedule(dynamic, 1)
-    for (int64_t place = 0; place < heads; place++)
-        head_gradients(t, place / t->s->heads, place % t->s->heads, t->work[omp_get_thread_num()]);
+        for (int64_t place = 0; place < heads; place++)
+            head_gradients(t, place / t->s->heads, place % t->s->heads, t->work[omp_get_thread_num()]);
+    }
     optimiser_step(&t->of_z);
     optimiser_step(&t->of_log_alpha);
 }
+
+int training_fetch(training *t, io_error *error) { return t->gpu ? training_gpu_fetch(t, error) : 0; }

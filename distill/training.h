@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Fits z and log alpha of all heads of all layers to the softmax of the same queries and keys, side by side:
- * the losses of train/feature_loss.h by AdamW without decay, rates along half a cosine to 0. Float64. */
+ * the losses of train/feature_loss.h by AdamW without decay, rates along half a cosine to 0. Float64 on the
+ * CPU, float32 on a GPU. */
 #ifndef LOAM_DISTILL_TRAINING_H
 #define LOAM_DISTILL_TRAINING_H
 
@@ -12,16 +13,20 @@ typedef struct training_options {
     feature_loss_kind loss;
     int64_t steps, batch; /* of windows; each pass over them is in an order of its own */
     double rate, rate_log_alpha;
-    uint64_t seed; /* of the orders */
-    int threads;   /* results do not depend on it */
+    uint64_t seed;      /* of the orders */
+    int threads;        /* results do not depend on it */
+    const machine *gpu; /* where it is done; NULL: the CPU */
 } training_options;
+
+typedef struct training_gpu training_gpu;
 
 typedef struct training {
     student *s;
     const activations *a;
     training_options options;
     machine on;
-    parameter *z, *log_alpha; /* [layers]; x is the student's own memory */
+    parameter *z, *log_alpha; /* [layers], of host memory; x is the student's own */
+    training_gpu *gpu;        /* what is trained, and z and log alpha its copy; NULL: on the CPU */
     optimiser of_z, of_log_alpha;
     memory room;
     double *largest; /* [layers][heads]: of x . y, of the l2 loss */
@@ -43,5 +48,8 @@ void training_close(training *t);
 int64_t training_taken(const training *t);
 /* The next step of all heads; t->losses are those before it, means over its windows. */
 void training_step(training *t);
+/* What a GPU has done since the last time comes into the student, the moments and t->losses; on the CPU it is
+ * there already. Fails with what went wrong on the GPU. */
+int training_fetch(training *t, io_error *error);
 
 #endif

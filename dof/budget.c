@@ -73,6 +73,62 @@ void dof_budget_share(const dof_budget *b, const double *needs, int64_t count, i
         out[i] = (out[i] < 0 ? -out[i] : out[i]) * b->unit;
 }
 
+/* Between points, and beyond the last as there. */
+static double at_features(const int64_t *features, int64_t points, const double *rises, int64_t m)
+{
+    int64_t p = 1;
+    while (p < points && features[p] < m)
+        p++;
+    if (p == points) return rises[points - 1];
+    const double part = (double)(m - features[p - 1]) / (double)(features[p] - features[p - 1]);
+    return rises[p - 1] + part * (rises[p] - rises[p - 1]);
+}
+
+static void lower_hull(const int64_t *features, int64_t points, double *rises)
+{
+    for (int64_t p = 1; p < points; p++)
+        rises[p] = fmin(rises[p], rises[p - 1]);
+    /* From each corner to the one that the steepest line leads to. */
+    for (int64_t from = 0, to; from + 1 < points; from = to) {
+        double steepest = HUGE_VAL;
+        to = from + 1;
+        for (int64_t p = from + 1; p < points; p++) {
+            const double slope = (rises[p] - rises[from]) / (double)(features[p] - features[from]);
+            if (slope < steepest) steepest = slope, to = p;
+        }
+        for (int64_t p = from + 1; p < to; p++)
+            rises[p] = rises[from] + steepest * (double)(features[p] - features[from]);
+    }
+}
+
+double dof_budget_measured(const dof_budget *b, const int64_t *features, int64_t points, double *rises,
+                           int64_t count, int64_t *out)
+{
+    const int64_t cap = b->most - b->most % b->unit;
+    assert(features[0] == b->unit);
+    for (int64_t i = 0; i < count; i++) {
+        lower_hull(features, points, rises + i * points);
+        out[i] = b->unit;
+    }
+    for (int64_t left = count * (b->mean / b->unit - 1); left > 0; left--) {
+        int64_t best = -1;
+        double most = -HUGE_VAL;
+        for (int64_t i = 0; i < count; i++) {
+            const double *its = rises + i * points;
+            const double gain = at_features(features, points, its, out[i]) -
+                                at_features(features, points, its, out[i] + b->unit);
+            if (out[i] == cap) continue;
+            if (gain > most || (!(gain < most) && out[i] < out[best])) best = i, most = gain;
+        }
+        assert(best >= 0);
+        out[best] += b->unit;
+    }
+    double sum = 0;
+    for (int64_t i = 0; i < count; i++)
+        sum += at_features(features, points, rises + i * points, out[i]);
+    return sum;
+}
+
 void dof_budget_clip(const dof_budget *b, int64_t dim, int64_t count, int64_t *features)
 {
     const int64_t most = dim < b->unit ? b->unit : dim - dim % b->unit;

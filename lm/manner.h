@@ -18,6 +18,9 @@ int64_t manner_count(const lm_options *o, const lm_config *c, int64_t layer, int
 bool manner_ridges_differ(const lm_options *o, const lm_config *c, int64_t layer, int64_t first,
                           int64_t count);
 
+/* Is it linear attention by elu + 1? Recurrent mechanisms have a head of keys for each of queries. */
+bool manner_is_elu(const lm_options *o, manner its);
+
 /* Of a layer that reads by features; else NULL. What its problem, LOAM_LINEAR, and arguments have besides. */
 const lm_features *manner_features(const lm_options *o, int64_t layer);
 void manner_features_problem(const lm_features *f, loam_problem *p);

@@ -3,6 +3,7 @@
 
 #include "lm/loaded.h"
 #include "lm/manner.h"
+#include "lm/window.h"
 #include "train/mixer.h"
 
 #include <assert.h>
@@ -54,6 +55,7 @@ struct lm_text {
     machine_recording *step;
     bool stepped;
     matrix hidden;
+    window_room window;
 };
 
 static int failed(const loam_error *from, io_error *error)
@@ -102,10 +104,10 @@ static loam_problem problem_of(const lm_text *t, attended what)
     const lm_config *c = m->config;
     const lm_features *features = manner_features(&t->options, what.layer);
     const int64_t group = c->heads_q / c->heads_kv;
-    const bool causal = c->architecture != LM_BERT,
-               step = what.queries == 1 && causal && t->batch == 1 &&
-                      (features ? state_of(t, what.layer) != NULL : !m->on->gpu);
     const manner its = manner_of(&t->options, c, what.layer, what.first);
+    const bool causal = c->architecture != LM_BERT, elu = manner_is_elu(&t->options, its),
+               step = what.queries == 1 && causal && t->batch == 1 && !elu &&
+                      (features ? state_of(t, what.layer) != NULL : !m->on->gpu);
     loam_problem p = loam_problem_default(its.mechanism, step ? LOAM_DECODE : LOAM_FORWARD);
     p.dtype = m->on->operand;
     p.backend = machine_backend(m->on);
@@ -118,6 +120,7 @@ static loam_problem problem_of(const lm_text *t, attended what)
     p.decay = t->options.own && c->forgets;
     if (t->batch > 1) p.batch = t->batch, p.len_kv = what.queries;
     if (features) manner_features_problem(features, &p);
+    if (elu) p.feature_map = LOAM_FEATURES_ELU, p.normalise = 1, p.scale = 0, p.len_kv = p.len_q;
     if (is_split(t, &p)) p.batch = t->splits, p.len_kv = SPLIT, p.causal = 0;
     if (its.mechanism != LOAM_LLA) return p;
     p.ridge_unit = t->options.own ? c->ridge_unit : t->options.ridge_unit;
@@ -281,6 +284,7 @@ void lm_text_close(lm_text *t)
 {
     if (!t) return;
     drop_plans(t);
+    window_close(&t->window, t->of->on);
     memory work = { .gpu = t->of->on->gpu, .base = t->work };
     memory_close(&work);
     memory_close(&t->memory);
@@ -465,9 +469,11 @@ static int attend_heads(lm_text *t, attended what, matrix o, matrix q, io_error 
     const int64_t d = t->of->config->head_dim, from = what.first * d, width = what.count * d;
     const machine *on = t->of->on;
     const lm_features *features = manner_features(&t->options, what.layer);
+    const bool elu = manner_is_elu(&t->options,
+                                   manner_of(&t->options, t->of->config, what.layer, what.first));
     const loam_plan *plan;
     loam_error reason;
-    if (features && t->length > 0 && !state_of(t, what.layer))
+    if ((elu || (features && !state_of(t, what.layer))) && t->length > 0)
         return io_fail(error, EXIT_USAGE,
                        "features read a text in one go: %lld of its tokens were read before",
                        (long long)t->length);
@@ -480,6 +486,7 @@ static int attend_heads(lm_text *t, attended what, matrix o, matrix q, io_error 
     loam_args args = args_of(t, what, loam_plan_problem(plan), out, q);
     if (t->batch > 1) batch_args(what.queries, &args);
     if (split) split_args(t, parts, lse, &args);
+    if (elu) args.lens_kv = NULL;
     if (features) features_args(t, features, what, &args);
     if (loam_run(plan, &args, &reason)) return failed(&reason, error);
     if (split) on->op->merge_parts(on, out, parts, lse);
@@ -488,8 +495,17 @@ static int attend_heads(lm_text *t, attended what, matrix o, matrix q, io_error 
 
 static int attend(lm_text *t, int64_t layer, matrix o, matrix q, io_error *error)
 {
+    const lm_options *how = &t->options;
+    const lm_config *c = t->of->config;
     attended what = { layer, 0, 0, q.rows / t->batch };
     int status = 0;
+    if (how->window > 0 && (how->only < 0 || how->only == layer)) {
+        if (t->length > 0 || t->batch > 1)
+            return io_fail(error, EXIT_USAGE, "a window reads a text in one go, and one alone");
+        return window_attend(&t->window, t->of->on, how, c->head_dim,
+                             how->inverse_temperature * lm_config_scale(c, layer), o, q, t->keys[layer],
+                             t->values[layer], error);
+    }
     for (; !status && what.first < t->of->config->heads_q; what.first += what.count) {
         what.count = manner_count(&t->options, t->of->config, layer, what.first);
         status = attend_heads(t, what, o, q, error);

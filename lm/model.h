@@ -24,9 +24,11 @@ typedef struct lm_features {
 } lm_features;
 
 typedef struct lm_options {
-    loam_dtype weights;       /* in memory: LOAM_F32, or 16-bit */
-    loam_mechanism mechanism; /* LOAM_SOFTMAX, LOAM_LLA, or LOAM_PARALLAX, whose probe is 0 */
-    double ridge;             /* LOAM_LLA */
+    loam_dtype weights; /* in memory: LOAM_F32, or 16-bit */
+    /* LOAM_SOFTMAX, LOAM_LLA, LOAM_PARALLAX, whose probe is 0, or LOAM_LINEAR of elu + 1, normalised, which
+     * reads texts in one go. */
+    loam_mechanism mechanism;
+    double ridge; /* LOAM_LLA */
     loam_ridge_unit ridge_unit;
     /* What the model was trained with instead of these, `heads` and `features`, by its own arrays. */
     bool own;
@@ -42,6 +44,9 @@ typedef struct lm_options {
      * too. NULL: none. Texts of a model that was opened with them have states, and are read in any pieces;
      * others are read in one go. */
     const lm_features *features;
+    /* Softmax over the first `sinks` tokens and the last `window` alone, the query's own too; window 0: over
+     * all. Texts are read one by one and in one go. */
+    int64_t sinks, window;
 } lm_options;
 
 lm_options lm_options_default(void);

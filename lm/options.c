@@ -46,6 +46,13 @@ int lm_options_check(const lm_options *o, const lm_config *c, io_error *error)
         return io_fail(error, EXIT_USAGE, "head %lld: the model's layers have %lld", (long long)o->only_head,
                        (long long)c->heads_q);
     if (o->features && check_features(o, c, error)) return EXIT_USAGE;
+    if (o->window > 0 &&
+        (o->features || o->heads || o->own || o->mechanism != LOAM_SOFTMAX || o->only_head >= 0))
+        return io_fail(error, EXIT_USAGE, "a window is of softmax in all heads of a layer");
+    if (o->window > 0 && c->architecture == LM_BERT)
+        return io_fail(error, EXIT_USAGE, "a window: the model's tokens see those after them");
+    if (o->mechanism == LOAM_LINEAR && c->architecture == LM_BERT)
+        return io_fail(error, EXIT_USAGE, "linear attention: the model's tokens see those after them");
     return o->heads ? check_heads(c, o->heads, error) : 0;
 }
 
@@ -95,6 +102,8 @@ manner manner_of(const lm_options *o, const lm_config *c, int64_t layer, int64_t
     return (manner){ has ? o->mechanism : LOAM_SOFTMAX, o->ridge, o->inverse_temperature };
 }
 
+bool manner_is_elu(const lm_options *o, manner its) { return its.mechanism == LOAM_LINEAR && !o->features; }
+
 static bool are_alike(manner a, manner b)
 {
     return a.mechanism == b.mechanism && !(a.inverse_temperature < b.inverse_temperature) &&
@@ -103,9 +112,10 @@ static bool are_alike(manner a, manner b)
 
 int64_t manner_count(const lm_options *o, const lm_config *c, int64_t layer, int64_t first)
 {
-    if (!o->heads && o->only_head < 0) return c->heads_q;
     const int64_t group = c->heads_q / c->heads_kv, left = group - first % group;
     const manner its = manner_of(o, c, layer, first);
+    if (manner_is_elu(o, its) && group > 1) return 1;
+    if (!o->heads && o->only_head < 0) return c->heads_q;
     int64_t count = 1;
     while (first + count < c->heads_q && are_alike(its, manner_of(o, c, layer, first + count)))
         count++;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * loam distill: a pretrained Transformer whose softmax attention becomes positive random features. */
 #include "cli/command.h"
+#include "cli/distill/strategy.h"
 #include "cli/distill/trial.h"
 #include "cli/experiment/options.h"
 #include "cli/lm/folder.h"
@@ -10,9 +11,7 @@
 #include "distill/checkpoint.h"
 #include "distill/flushed.h"
 #include "distill/model.h"
-#include "distill/needs.h"
 #include "distill/reading.h"
-#include "dof/budget.h"
 #include "io/out_file.h"
 #include "lm/chat.h"
 
@@ -27,16 +26,18 @@ static const char ABOUT[] =
     "with features drawn in several ways, and with those that were trained layer by layer on its own queries "
     "and keys.";
 
-static const double interval = 60;   /* seconds between checkpoints */
-static const double lambda = 0x1p-8; /* of degrees of freedom, that of loam dof */
+static const double interval = 60; /* seconds between checkpoints */
+
+enum { SINKS = 4 };
 
 typedef struct request {
     lm_words words;
-    const char *calibration, *texts, *loss, *out;
+    const char *calibration, *texts, *loss, *strategy, *out;
     ridge_choice choice; /* of what is predicted */
-    int64_t windows, layer, seed;
+    int64_t windows, layer, seed, measured_windows, measured_steps;
     dof_budget budget;
-    bool shared, dof;
+    bool shared;
+    strategy how;
     training_options training;
 } request;
 
@@ -50,8 +51,10 @@ static const char *loss_word(int index)
 
 static int check(request *r, io_error *error)
 {
-    int kind = r->training.loss;
-    const int status = names_choose("loss", r->loss, loss_word, &kind, error);
+    int kind = r->training.loss, how = STRATEGY_FIX;
+    int status = names_choose("loss", r->loss, loss_word, &kind, error);
+    if (!status) status = names_choose("strategy", r->strategy, strategy_name, &how, error);
+    r->how = (strategy)how;
     r->training.loss = (feature_loss_kind)kind, r->training.seed = (uint64_t)r->seed;
     if (!status && dof_budget_check(&r->budget, error)) return EXIT_USAGE;
     return !status && r->out ? experiment_check_out(r->out, error) : status;
@@ -59,7 +62,9 @@ static int check(request *r, io_error *error)
 
 static int read_request(request *r, int argc, char **argv, const char **model, bool *help, io_error *error)
 {
-    *r = (request){ .words = lm_words_default(), .windows = 64, .layer = -1 };
+    *r = (request){
+        .words = lm_words_default(), .windows = 64, .layer = -1, .measured_windows = 8, .measured_steps = 100
+    };
     r->budget = (dof_budget){ .mean = 64, .unit = 8, .most = LOAM_MAX_DIM };
     r->choice.tokens = 4096, r->choice.context = 512;
     r->training = training_options_default();
@@ -73,8 +78,12 @@ static int read_request(request *r, int argc, char **argv, const char **model, b
           "of a head in the mean; default 64" },
         { "unit", OPTION_INT, &r->budget.unit, 1, LOAM_MAX_DIM, "N",
           "features are multiples of it; default 8" },
-        { "dof", OPTION_FLAG, &r->dof, 0, 0, NULL,
-          "of layers by the degrees of freedom of their attention, not of all alike" },
+        { "strategy", OPTION_TEXT, &r->strategy, 0, 0, "NAME",
+          "who has more: fix (default: none), rel, attn, head, clip or measured" },
+        { "measured-windows", OPTION_INT, &r->measured_windows, 1, 1e6, "N",
+          "of the calibration that measured predicts; default 8" },
+        { "measured-steps", OPTION_INT, &r->measured_steps, 0, 1e9, "N",
+          "of training before it measures; default 100" },
         { "shared", OPTION_FLAG, &r->shared, 0, 0, NULL, "one state for the queries that share keys" },
         { "layer", OPTION_INT, &r->layer, 0, 1e6, "N", "the one layer without softmax; default all" },
         { "loss", OPTION_TEXT, &r->loss, 0, 0, "NAME", "softmax (default), l2row or l2" },
@@ -90,6 +99,9 @@ static int read_request(request *r, int argc, char **argv, const char **model, b
           "in memory: f32, bf16 or f16; default: the file's type, of 4- and 8-bit files f32" },
         { "tokenizer", OPTION_TEXT, &r->words.tokenizer, 0, 0, "PATH",
           "tokenizer.json, a folder or .gguf; default: beside the model" },
+        { "backend", OPTION_TEXT, &r->words.backend, 0, 0, "cpu|cuda",
+          "default cpu, which trains in float64; cuda in float32" },
+        { "device", OPTION_INT, &r->words.device, 0, 1023, "N", "which GPU; default 0" },
         { "threads", OPTION_INT, &r->words.threads, 1, 4096, "N",
           "default: all; results do not depend on it" },
         { .name = NULL },
@@ -111,8 +123,9 @@ typedef struct command {
     ridge_plan plan;
     activations of;
     trial trial;
-    int64_t *features; /* [layers] */
-    double *flushed;   /* [layers], of the last student */
+    shares shares;
+    int64_t window;  /* beside SINKS */
+    double *flushed; /* [layers], of the last student */
 } command;
 
 static void count_one(void *bar) { progress_add(bar, 1); }
@@ -155,18 +168,20 @@ static int read_calibration(command *c, io_error *error)
     return status;
 }
 
-/* Without --dof needs are equal. */
 static int share_features(command *c, io_error *error)
 {
-    double *needs = calloc((size_t)c->of.layers, sizeof *needs);
-    c->features = calloc((size_t)c->of.layers, sizeof *c->features);
-    int status = needs && c->features
-                     ? 0
-                     : io_fail(error, EXIT_INTERNAL, "out of memory for numbers of features");
-    if (!status && c->r->dof) status = activations_needs(&c->of, lambda, c->session.on.threads, needs, error);
-    if (!status) dof_budget_share(&c->r->budget, needs, c->of.layers, c->features);
-    free(needs);
-    return status;
+    const request *r = c->r;
+    const strategy_problem p = { .how = r->how,
+                                 .budget = r->budget,
+                                 .of = &c->of,
+                                 .shared = r->shared,
+                                 .session = &c->session,
+                                 .calibration = r->calibration,
+                                 .context = r->choice.context,
+                                 .windows = r->measured_windows,
+                                 .steps = r->measured_steps,
+                                 .training = r->training };
+    return strategy_share(&p, &c->shares, error);
 }
 
 static int open_all(command *c, io_error *error)
@@ -186,18 +201,24 @@ static int open_all(command *c, io_error *error)
     return status ? status : share_features(c, error);
 }
 
-/* Without student: softmax. */
-static int measure(command *c, const char *name, const student *s, io_error *error)
+static int measure_by(command *c, const char *name, const lm_options *options, io_error *error)
+{
+    progress bar;
+    progress_begin(&bar, name, c->plan.window_count);
+    const int status = trial_run(&c->trial, name, options, count_one, &bar, error);
+    progress_end(&bar);
+    return status;
+}
+
+/* Without student: softmax, or LOAM_LINEAR of elu + 1. */
+static int measure(command *c, const char *name, const student *s, loam_mechanism mechanism, io_error *error)
 {
     lm_options options = lm_options_default();
     reading r = { 0 };
-    progress bar;
     int status = s ? reading_open(&r, s, &c->session.on, error) : 0;
     if (status) return status;
-    options.features = r.layers, options.only = s ? c->r->layer : -1;
-    progress_begin(&bar, name, c->plan.window_count);
-    status = trial_run(&c->trial, name, &options, count_one, &bar, error);
-    progress_end(&bar);
+    options.features = r.layers, options.only = c->r->layer, options.mechanism = mechanism;
+    status = measure_by(c, name, &options, error);
     reading_close(&r);
     return status;
 }
@@ -205,7 +226,8 @@ static int measure(command *c, const char *name, const student *s, io_error *err
 static int begin(const command *c, student *s, student_start start, bool calibrated, io_error *error)
 {
     const int threads = c->session.on.threads;
-    int status = student_open(s, &c->of, c->features, c->r->shared, error);
+    int status = student_open(s, &c->of, c->shares.features, c->r->shared, error);
+    if (!status && c->shares.used) student_use(s, c->shares.used);
     if (!status && calibrated) status = student_calibrate(s, &c->of, true, threads, error);
     return status ? status : student_begin(s, &c->of, start, c->r->training.seed, threads, error);
 }
@@ -252,11 +274,23 @@ static int measure_drawn(command *c, io_error *error)
     for (size_t i = 0; !status && i < arm_count; i++) {
         student s = { 0 };
         status = begin(c, &s, arms[i].start, arms[i].calibrated, error);
-        if (!status) status = measure(c, arms[i].name, &s, error);
+        if (!status) status = measure(c, arms[i].name, &s, LOAM_SOFTMAX, error);
         if (!status && i + 1 == arm_count && c->r->training.steps == 0) status = finish(c, &s, error);
         student_close(&s);
     }
-    return status;
+    return status ? status : measure(c, "elu + 1", NULL, LOAM_LINEAR, error);
+}
+
+/* Keys and values of the window are as many numbers as the states of a layer, M (d + 1) of a head. */
+static int measure_window(command *c, io_error *error)
+{
+    const activations *a = &c->of;
+    const int64_t heads = c->r->shared ? a->heads_kv : a->heads_q, d = a->channels,
+                  state = heads * c->r->budget.mean * (d + 1), window = state / (2 * d * a->heads_kv);
+    lm_options options = lm_options_default();
+    c->window = window > 0 ? window : 1;
+    options.only = c->r->layer, options.sinks = SINKS, options.window = c->window;
+    return measure_by(c, "window", &options, error);
 }
 
 /* From the checkpoint, where there is one, to the last step. */
@@ -275,6 +309,7 @@ static int run_training(training *t, const char *path, io_error *error)
         status = training_save(t, path, error);
         saved = lm_seconds();
     }
+    if (!status) status = training_fetch(t, error);
     progress_end(&bar);
     return !status && path && training_taken(t) > from ? training_save(t, path, error) : status;
 }
@@ -285,11 +320,12 @@ static int measure_trained(command *c, const char *path, io_error *error)
     student s = { 0 };
     training t = { 0 };
     options.threads = c->session.on.threads;
+    options.gpu = c->session.on.gpu ? &c->session.on : NULL;
     int status = begin(c, &s, STUDENT_PAIRS, true, error);
     if (!status) status = training_open(&t, &s, &c->of, &options, error);
     if (!status) status = run_training(&t, path, error);
     training_close(&t);
-    if (!status) status = measure(c, "trained", &s, error);
+    if (!status) status = measure(c, "trained", &s, LOAM_SOFTMAX, error);
     if (!status) status = finish(c, &s, error);
     student_close(&s);
     return status;
@@ -325,9 +361,8 @@ static void print(const command *c)
            " features of a %s head in the mean, %s\n",
            c->of.windows, c->of.tokens, c->plan.window_count, c->r->budget.mean,
            c->r->shared ? "key" : "query", c->r->layer < 0 ? "all layers" : "one layer");
-    for (int64_t i = 0; c->r->dof && i < c->of.layers; i++)
-        printf("%s%" PRId64 "%s", i ? " " : "features by layer: ", c->features[i],
-               i + 1 < c->of.layers ? "" : "\n");
+    shares_print(&c->shares, &c->of);
+    printf("window: softmax over the first %d tokens and the last %" PRId64 "\n", SINKS, c->window);
     print_flushed(c);
     printf("\n%-16s %8s %9s %7s %7s\n", "attention", "NLL", "more", "error", "gap");
     for (int arm = 0; arm < t->count; arm++) {
@@ -359,8 +394,9 @@ static int run(command *c, io_error *error)
     snprintf(csv, sizeof csv, "%s/results.csv", out ? out : "");
     int status = open_all(c, error);
     if (!status && out) status = experiment_make_directories(out, error);
-    if (!status) status = measure(c, "softmax", NULL, error);
+    if (!status) status = measure(c, "softmax", NULL, LOAM_SOFTMAX, error);
     if (!status) status = measure_drawn(c, error);
+    if (!status) status = measure_window(c, error);
     if (!status && c->r->training.steps > 0) status = measure_trained(c, out ? checkpoint : NULL, error);
     if (!status) print(c);
     return !status && out ? write_csv(c, csv, error) : status;
@@ -383,7 +419,7 @@ int command_distill(int argc, char **argv)
         activations_close(&c->of);
         ridge_plan_close(&c->plan);
         lm_session_close(&c->session);
-        free(c->features);
+        shares_close(&c->shares);
         free(c->flushed);
     }
     free(c);

@@ -52,6 +52,8 @@ int trial_run(trial *t, const char *name, const lm_options *options, void (*told
     return status;
 }
 
+void trial_drop(trial *t) { free(t->sums[--t->count]); }
+
 /* Of the ratio of sums over windows: windows with more tokens weigh more. */
 trial_value trial_value_of(const trial *t, int arm)
 {

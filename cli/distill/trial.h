@@ -5,7 +5,7 @@
 
 #include "cli/ridge/plan.h"
 
-enum { TRIAL_ARMS = 8 };
+enum { TRIAL_ARMS = 10 };
 
 typedef struct trial {
     const ridge_plan *plan; /* of its windows */
@@ -25,6 +25,9 @@ void trial_close(trial *t);
  * called with `to` after each. */
 int trial_run(trial *t, const char *name, const lm_options *options, void (*told)(void *to), void *to,
               io_error *error);
+
+/* Forgets the last arm. */
+void trial_drop(trial *t);
 
 /* The mean of -log p by token, and how much more that is than arm 0's, with one standard error over windows;
  * NaN of a single one. */

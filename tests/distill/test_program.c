@@ -28,9 +28,8 @@ static double nll_of(const outcome *told, const char *name)
 /* Rows of all attentions, as of loam lm eval where it is softmax; one layer alone is less of a change. */
 static void test_table(void **state)
 {
-    static const char *const names[] = {
-        "uniform", "normal", "orthogonal", "dct", "pairs", "balanced pairs"
-    };
+    static const char *const names[] = { "uniform", "normal",         "orthogonal", "dct",
+                                         "pairs",   "balanced pairs", "elu + 1",    "window" };
     (void)state;
     make_texts();
     const outcome all = run_loam(BASE "--features 8 --steps 0 --out a");
@@ -54,28 +53,76 @@ static void test_table(void **state)
     assert_true(fabs(nll - softmax) < 2e-4);
     assert_non_null(strstr(all.out, "3 windows of 16 tokens calibrate"));
     const outcome rows = run_shell("awk -F, 'NR > 1 && NF == 5' a/results.csv | wc -l");
-    assert_int_equal(atoi(rows.out), 7);
+    assert_int_equal(atoi(rows.out), 9);
 }
 
-/* By degrees of freedom layers differ, and have as many features together as with 60 each. */
-static void test_budget(void **state)
+/* Numbers after this text, to the end of the line: how many, and whether they differ. */
+static int64_t numbers_after(const char *out, const char *text, int64_t *sum, bool *differ)
+{
+    const char *at = strstr(out, text);
+    int64_t count = 0, first = 0;
+    if (!at) fail_msg("no %s in\n%s", text, out);
+    at += strlen(text);
+    for (char *end; *at != '\n'; at = end, count++) {
+        const int64_t of = strtol(at, &end, 10);
+        if (count == 0) first = of;
+        *differ |= of != first, *sum += of;
+    }
+    return count;
+}
+
+/* Layers differ, and have as many features together as with 60 each; clipped, less. */
+static void test_strategies(void **state)
+{
+    static const char *const names[] = { "rel", "attn", "clip", "measured" };
+    (void)state;
+    make_texts();
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char line[512];
+        int64_t sum = 0;
+        bool differ = false;
+        snprintf(line, sizeof line,
+                 BASE
+                 "--features 60 --unit 1 --strategy %s --steps 0 --measured-steps 2 --measured-windows 2",
+                 names[i]);
+        const outcome told = run_loam(line);
+        expect_status(&told, 0);
+        const int64_t layers = numbers_after(told.out, "features by layer:", &sum, &differ);
+        assert_true(layers > 1);
+        if (i < 2) assert_true(differ);
+        if (strcmp(names[i], "clip"))
+            assert_int_equal(sum, 60 * layers);
+        else
+            assert_true(sum < 60 * layers);
+        const char *const loses = strstr(told.out, "all layers together, ");
+        assert_true((loses != NULL) == (i == 3));
+        if (loses) assert_true(isfinite(strtod(loses + strlen("all layers together, "), NULL)));
+    }
+    const outcome fix = run_loam(BASE "--features 12 --steps 0 --unit 1");
+    assert_null(strstr(fix.out, "features by layer"));
+    const outcome uneven = run_loam(BASE "--features 6 --unit 4");
+    expect_status(&uneven, 2);
+    const outcome unknown = run_loam(BASE "--strategy best");
+    expect_status(&unknown, 2);
+}
+
+/* Heads of a layer differ; trained, the model predicts as one that has these features. */
+static void test_heads(void **state)
 {
     (void)state;
     make_texts();
-    const outcome told = run_loam(BASE "--features 60 --unit 1 --dof --steps 0");
+    const outcome told = run_loam(BASE "--features 12 --unit 1 --strategy head --steps 3");
     expect_status(&told, 0);
-    const char *at = strstr(told.out, "features by layer: ");
-    assert_non_null(at);
-    int64_t sum = 0, layers = 0;
+    int64_t sum = 0, heads = 0;
     bool differ = false;
-    at += strlen("features by layer: ");
-    for (char *end; *at != '\n'; at = end, layers++) {
-        const int64_t of = strtol(at, &end, 10);
-        differ |= of != 60, sum += of;
-    }
-    assert_true(layers > 1 && sum == 60 * layers && differ);
-    const outcome uneven = run_loam(BASE "--features 6 --unit 4");
-    expect_status(&uneven, 2);
+    char text[64];
+    int layer = 0;
+    for (; snprintf(text, sizeof text, "features of layer %d:", layer), strstr(told.out, text); layer++)
+        heads += numbers_after(told.out, text, &sum, &differ);
+    assert_true(layer > 1 && heads > layer && differ);
+    assert_int_equal(sum, 12 * heads);
+    assert_true(isfinite(nll_of(&told, "trained")));
+    assert_true(fabs(nll_of(&told, "trained") - nll_of(&told, "balanced pairs")) > 1e-5);
 }
 
 /* A run that is cut and goes on ends where one run ends; with other options it is refused. */
@@ -148,8 +195,8 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_table), cmocka_unit_test(test_budget),  cmocka_unit_test(test_resumed),
-        cmocka_unit_test(test_model), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_table),   cmocka_unit_test(test_strategies), cmocka_unit_test(test_heads),
+        cmocka_unit_test(test_resumed), cmocka_unit_test(test_model),      cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }

@@ -24,7 +24,52 @@ static void map(const float *row, const double *shift, const double *m, int64_t 
     }
 }
 
-/* Of token t and a query head: the mean of values weighed by the estimate, or by softmax without student. */
+static double elu(double x) { return x > 0 ? x + 1 : exp(x); }
+
+/* Without a student: products of elu + 1. */
+static void direct_elu(const scene *s, const lm_heads *from, int64_t head, int64_t t, double *o)
+{
+    const int64_t d = s->config->head_dim, key = head / (s->config->heads_q / s->config->heads_kv);
+    const float *const q = (const float *)from->q.data + t * from->q.row + head * d;
+    double sum = 0;
+    memset(o, 0, (size_t)d * sizeof *o);
+    for (int64_t j = 0; j <= t; j++) {
+        const float *const k = (const float *)from->k.data + j * from->k.row + key * d;
+        double weight = 0;
+        for (int64_t c = 0; c < d; c++)
+            weight += elu((double)q[c]) * elu((double)k[c]);
+        sum += weight;
+        for (int64_t c = 0; c < d; c++)
+            o[c] += weight * (double)((const float *)from->v.data)[j * from->v.row + key * d + c];
+    }
+    for (int64_t c = 0; c < d; c++)
+        o[c] /= sum;
+}
+
+/* Softmax over the first `sinks` and the last `window`. */
+static void direct_window(const scene *s, const lm_options *by, const lm_heads *from, int64_t layer,
+                          int64_t head, int64_t t, double *o)
+{
+    const int64_t d = s->config->head_dim, key = head / (s->config->heads_q / s->config->heads_kv);
+    const float *const q = (const float *)from->q.data + t * from->q.row + head * d;
+    double sum = 0;
+    memset(o, 0, (size_t)d * sizeof *o);
+    for (int64_t j = 0; j <= t; j++) {
+        const float *const k = (const float *)from->k.data + j * from->k.row + key * d;
+        double score = 0;
+        if (j >= by->sinks && j <= t - by->window) continue;
+        for (int64_t c = 0; c < d; c++)
+            score += (double)q[c] * (double)k[c];
+        const double weight = exp(score * lm_config_scale(s->config, layer));
+        sum += weight;
+        for (int64_t c = 0; c < d; c++)
+            o[c] += weight * (double)((const float *)from->v.data)[j * from->v.row + key * d + c];
+    }
+    for (int64_t c = 0; c < d; c++)
+        o[c] /= sum;
+}
+
+/* Of token t and a query head: the mean of values weighed by the estimate. */
 static void direct(const scene *s, const student *by, const lm_heads *from, int64_t layer, int64_t head,
                    int64_t t, double *o)
 {
@@ -57,6 +102,7 @@ static void direct(const scene *s, const student *by, const lm_heads *from, int6
 typedef struct seen {
     const scene *scene;
     const student *by;
+    const lm_options *window; /* NULL: none */
     int64_t only;
     double apart, apart_elsewhere;
 } seen;
@@ -69,7 +115,12 @@ static int look(void *to, int64_t layer, const lm_heads *heads, io_error *error)
     (void)error;
     for (int64_t head = 0; head < c->heads_q; head++)
         for (int64_t t = 0; t < heads->q.rows; t++) {
-            direct(s->scene, s->by, heads, layer, head, t, o);
+            if (s->window)
+                direct_window(s->scene, s->window, heads, layer, head, t, o);
+            else if (s->by)
+                direct(s->scene, s->by, heads, layer, head, t, o);
+            else
+                direct_elu(s->scene, heads, head, t, o);
             const float *const got = (const float *)heads->o.data + t * heads->o.row + head * c->head_dim;
             double *const at = s->only < 0 || s->only == layer ? &s->apart : &s->apart_elsewhere;
             for (int64_t x = 0; x < c->head_dim; x++)
@@ -78,22 +129,29 @@ static int look(void *to, int64_t layer, const lm_heads *heads, io_error *error)
     return 0;
 }
 
+static void read_texts(const scene *s, const lm_options *options, seen *to)
+{
+    lm_model *m;
+    lm_capture *capture;
+    io_error error;
+    if (lm_model_open(&m, &s->on, s->files, options, &error)) fail_msg("%s", error.text);
+    if (lm_capture_open(&capture, m, SCENE_TOKENS, &error)) fail_msg("%s", error.text);
+    if (lm_capture_read(capture, s->ids[1], SCENE_TOKENS, look, to, &error)) fail_msg("%s", error.text);
+    if (lm_capture_read(capture, s->ids[2], 1, look, to, &error)) fail_msg("%s", error.text);
+    lm_capture_close(capture);
+    lm_model_close(m);
+}
+
 static seen read_by(const scene *s, const student *by, int64_t only)
 {
     lm_options options = lm_options_default();
     seen to = { .scene = s, .by = by, .only = only };
-    reading r;
-    lm_model *m;
-    lm_capture *capture;
+    reading r = { 0 };
     io_error error;
-    if (reading_open(&r, by, &s->on, &error)) fail_msg("%s", error.text);
+    if (by && reading_open(&r, by, &s->on, &error)) fail_msg("%s", error.text);
     options.features = r.layers, options.only = only;
-    if (lm_model_open(&m, &s->on, s->files, &options, &error)) fail_msg("%s", error.text);
-    if (lm_capture_open(&capture, m, SCENE_TOKENS, &error)) fail_msg("%s", error.text);
-    if (lm_capture_read(capture, s->ids[1], SCENE_TOKENS, look, &to, &error)) fail_msg("%s", error.text);
-    if (lm_capture_read(capture, s->ids[2], 1, look, &to, &error)) fail_msg("%s", error.text);
-    lm_capture_close(capture);
-    lm_model_close(m);
+    options.mechanism = by ? LOAM_SOFTMAX : LOAM_LINEAR;
+    read_texts(s, &options, &to);
     reading_close(&r);
     return to;
 }
@@ -113,6 +171,43 @@ static void test_outputs(void **state)
                    one.apart, one.apart_elsewhere);
             assert_true(all.apart < 1e-5 && one.apart < 1e-5 && one.apart_elsewhere > 1e-3);
             student_close(&by);
+            scene_close(&s);
+        }
+}
+
+static void test_elu(void **state)
+{
+    static const char *const models[] = { "gpt2-scaled", "llama", "neox" };
+    (void)state;
+    for (size_t n = 0; n < sizeof models / sizeof *models; n++) {
+        scene s;
+        scene_open(&s, models[n]);
+        const seen all = read_by(&s, NULL, -1), one = read_by(&s, NULL, 1);
+        printf("elu + 1: %.1e, layer 1 alone %.1e, others %.1e\n", all.apart, one.apart, one.apart_elsewhere);
+        assert_true(all.apart < 1e-5 && one.apart < 1e-5 && one.apart_elsewhere > 1e-3);
+        scene_close(&s);
+    }
+}
+
+/* Texts longer and shorter than sinks and window together, and one layer alone. */
+static void test_window(void **state)
+{
+    static const char *const models[] = { "gpt2-scaled", "llama", "neox" };
+    static const int64_t sizes[][2] = {
+        { 4, 3 }, { 0, 1 }, { 2, SCENE_TOKENS - 3 }, { 2, SCENE_TOKENS - 2 }, { 4, 64 }
+    };
+    (void)state;
+    for (size_t n = 0; n < sizeof models / sizeof *models; n++)
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            lm_options options = lm_options_default();
+            scene s;
+            scene_open(&s, models[n]);
+            options.sinks = sizes[i][0], options.window = sizes[i][1];
+            seen all = { .scene = &s, .window = &options, .only = -1 }, one = all;
+            read_texts(&s, &options, &all);
+            options.only = one.only = 1;
+            read_texts(&s, &options, &one);
+            assert_true(all.apart < 1e-5 && one.apart < 1e-5 && (one.apart_elsewhere > 1e-3) == (i < 3));
             scene_close(&s);
         }
 }
@@ -165,6 +260,10 @@ static void test_refused(void **state)
     options.features = none;
     assert_int_equal(lm_model_open(&m, &s.on, s.files, &options, &error), EXIT_USAGE);
     assert_non_null(strstr(error.text, "see those after them"));
+    options.features = NULL, options.mechanism = LOAM_LINEAR;
+    assert_int_equal(lm_model_open(&m, &s.on, s.files, &options, &error), EXIT_USAGE);
+    assert_non_null(strstr(error.text, "see those after them"));
+    options.features = none, options.mechanism = LOAM_SOFTMAX;
     scene_close(&s);
     scene_open(&s, "llama");
     options.only_head = 1;
@@ -176,9 +275,8 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_outputs),
-        cmocka_unit_test(test_batch),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_outputs), cmocka_unit_test(test_elu),     cmocka_unit_test(test_window),
+        cmocka_unit_test(test_batch),   cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -254,6 +254,46 @@ static void test_resumed(void **state)
     scene_close(&s);
 }
 
+/* Heads with 6 of 9 features begin and train as those that have 6; of l2row the mean over features counts. */
+static void test_used(void **state)
+{
+    training_options o = short_run(4, 1);
+    int64_t used[MOST_HEADS], each[LAYERS];
+    io_error error;
+    scene s;
+    (void)state;
+    scene_open(&s, "llama");
+    o.loss = FEATURE_LOSS_L2ROW;
+    student six = begin(&s, STUDENT_PAIRS, false, 6), nine;
+    for (int i = 0; i < LAYERS; i++)
+        each[i] = 9;
+    for (int64_t i = 0; i < six.layers * six.heads; i++)
+        used[i] = six.layer[i / six.heads].features;
+    assert_int_equal(student_open(&nine, &s.of, each, false, &error), 0);
+    student_use(&nine, used);
+    assert_int_equal(student_calibrate(&nine, &s.of, true, 1, &error), 0);
+    assert_int_equal(student_begin(&nine, &s.of, STUDENT_PAIRS, 7, 1, &error), 0);
+    training t[2];
+    open_training(&t[0], &six, &s, &o);
+    open_training(&t[1], &nine, &s, &o);
+    for (int i = 0; i < 8; i++)
+        training_step(&t[i % 2]);
+    for (int64_t n = 0; n < six.layers * six.heads; n++) {
+        const student_layer *a = &six.layer[n / six.heads], *b = &nine.layer[n / six.heads];
+        const int64_t head = n % six.heads, d = six.channels, M = a->features;
+        assert_memory_equal(a->z + head * M * d, b->z + head * 9 * d, (size_t)(M * d) * sizeof(double));
+        assert_memory_equal(a->log_alpha + head * M, b->log_alpha + head * 9, (size_t)M * sizeof(double));
+        for (int64_t m = M; m < 9; m++)
+            assert_true(b->log_alpha[head * 9 + m] < -9999 && b->log_alpha[head * 9 + m] > -10001);
+        assert_true(fabs(t[0].losses[n] - t[1].losses[n]) < 1e-15);
+    }
+    training_close(&t[0]);
+    training_close(&t[1]);
+    student_close(&six);
+    student_close(&nine);
+    scene_close(&s);
+}
+
 static void refuse(const scene *s, student *by, training_options o, const char *text)
 {
     io_error error;
@@ -305,8 +345,9 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_losses), cmocka_unit_test(test_gradients), cmocka_unit_test(test_means),
-        cmocka_unit_test(test_order),  cmocka_unit_test(test_resumed),   cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_losses),  cmocka_unit_test(test_gradients), cmocka_unit_test(test_means),
+        cmocka_unit_test(test_used),    cmocka_unit_test(test_order),     cmocka_unit_test(test_resumed),
+        cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

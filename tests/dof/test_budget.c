@@ -94,12 +94,74 @@ static void test_refused(void **state)
     assert_int_equal(dof_budget_check(&(dof_budget){ 512, 8, 512 }, &error), 0);
 }
 
+/* Linear between points, and as at the last beyond it. */
+static double between(const int64_t *features, const double *rises, int64_t m, int points)
+{
+    for (int p = 1; p < points; p++)
+        if (m <= features[p]) {
+            const double width = (double)(features[p] - features[p - 1]);
+            return ((double)(features[p] - m) * rises[p - 1] + (double)(m - features[p - 1]) * rises[p]) /
+                   width;
+        }
+    return rises[points - 1];
+}
+
+/* Against all ways to share twelve units: none loses less. Noise, plateaus before a fall, layers that lose
+ * nothing. */
+static void test_measured(void **state)
+{
+    enum { GROUPS = 3, POINTS = 4 };
+    static const int64_t features[POINTS] = { 8, 16, 32, 64 };
+    const dof_budget b = { .mean = 32, .unit = 8, .most = 512 };
+    (void)state;
+    for (uint64_t draw = 0; draw < 200; draw++) {
+        double rises[GROUPS * POINTS], best = HUGE_VAL, got = 0;
+        uint64_t words[GROUPS * POINTS];
+        int64_t out[GROUPS], total = 0;
+        random_words((random_stream){ 3, draw }, 0, GROUPS * POINTS, words);
+        for (int i = 0; i < GROUPS * POINTS; i++)
+            rises[i] = draw % 5 == 0 && i < POINTS ? 0 : (double)random_below(words[i], 1000);
+        const double told = dof_budget_measured(&b, features, POINTS, rises, GROUPS, out);
+        for (int i = 0; i < GROUPS; i++) {
+            assert_true(out[i] >= 8 && out[i] % 8 == 0);
+            total += out[i];
+            got += between(features, rises + i * POINTS, out[i], POINTS);
+        }
+        assert_int_equal(total, GROUPS * 32);
+        assert_true(fabs(told - got) < 1e-9 * (1 + got));
+        for (int64_t x = 8; x <= 80; x += 8)
+            for (int64_t y = 8; y <= 88 - x; y += 8)
+                best = fmin(best, between(features, rises, x, POINTS) +
+                                      between(features, rises + POINTS, y, POINTS) +
+                                      between(features, rises + 2 * POINTS, 96 - x - y, POINTS));
+        assert_true(fabs(got - best) < 1e-9 * (1 + best));
+    }
+}
+
+/* The hull of a plateau before a fall is a line, of a rise the least before; equals get the same. */
+static void test_hull(void **state)
+{
+    static const int64_t features[] = { 8, 16, 32 };
+    const dof_budget b = { .mean = 16, .unit = 8, .most = 512 };
+    double rises[] = { 9, 9, 3, 5, 4, 7 }, same[] = { 9, 6, 3, 9, 6, 3 };
+    int64_t out[2];
+    (void)state;
+    dof_budget_measured(&b, features, 3, rises, 2, out);
+    const double want[] = { 9, 7, 3, 5, 4, 4 };
+    for (int i = 0; i < 6; i++)
+        assert_true(fabs(rises[i] - want[i]) < 1e-12);
+    assert_int_equal(out[0], 24);
+    assert_int_equal(out[1], 8);
+    dof_budget_measured(&b, features, 3, same, 2, out);
+    assert_int_equal(out[0], 16);
+    assert_int_equal(out[1], 16);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_any_needs),
-        cmocka_unit_test(test_known),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_any_needs), cmocka_unit_test(test_known),   cmocka_unit_test(test_measured),
+        cmocka_unit_test(test_hull),      cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,6 +2,7 @@
  * In a build without CUDA, or without the header of cuBLASLt: no machine is ever made, and so nothing else
  * here is called. */
 #include "train/cuda/data.h"
+#include "train/cuda/feature_loss.h"
 #include "train/cuda/gpu.h"
 
 #include <stdio.h>
@@ -62,3 +63,19 @@ void gpu_fill(const machine *on, const train_source *from, const batch_size *siz
 {
     (void)on, (void)from, (void)size, (void)to;
 }
+void gpu_feature_rows(const feature_losses *l, float *out, const feature_rows *from)
+{
+    (void)l, (void)out, (void)from;
+}
+void gpu_feature_exact(const feature_losses *l) { (void)l; }
+int64_t gpu_feature_blocks(const feature_losses *l)
+{
+    (void)l;
+    return 0;
+}
+int64_t gpu_feature_scratch(const feature_losses *l)
+{
+    (void)l;
+    return 0;
+}
+void gpu_feature_losses(const feature_losses *l) { (void)l; }
