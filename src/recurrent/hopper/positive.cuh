@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: MIT
+ * Positive random features on Hopper (src/recurrent/positive.h), bf16. A thread block has a chunk of 64 tokens
+ * of a head of z, and takes its tokens 16 at a time: a step. With c_0 the running maximum before a step, c_t
+ * that at token t and c_1 that after it, a step reads what is before it from a state relative to c_0 and its own
+ * keys pair by pair,
+ *
+ *     o_t den_t = sum_m e^{b_tm + c_0m - top_t} S_m + sum_{j<=t} w_tj v_j,   top_t = max_m (b_tm + c_tm)
+ *     w_tj = sum_m e^{(a_jm - c_1m) + (b_tm + c_1m - top_t)},   S_m <- e^{c_0m - c_1m} S_m + sum_j e^{a_jm - c_1m} v_j
+ *
+ * so that all factors and all terms are at most 1 and den_t is at least 1/e. Logarithms are float32, products
+ * have z in three bf16 parts and features and states in two; exponentials are in the log2 domain.
+ *
+ * A warp has 16 channels of v, and their state for all features as the accumulator S^T [16][features]. */
+#ifndef LOAM_RECURRENT_HOPPER_POSITIVE_CUH
+#define LOAM_RECURRENT_HOPPER_POSITIVE_CUH
+
+#include "src/gpu/launch.cuh"
+#include "src/gpu/tile.cuh"
+#include "src/recurrent/positive.h"
+
+enum {
+    POSITIVE_THREADS = 128,
+    POSITIVE_WARPS = POSITIVE_THREADS / 32,
+    POSITIVE_DIM = 64, /* channels of q and k, and of v, at most */
+    POSITIVE_CHUNK = 64,
+    POSITIVE_STEP = 16,
+    POSITIVE_PITCH = POSITIVE_DIM + PAD
+};
+
+/* Arguments of a kernel; as in src/recurrent/cuda/positive.cuh, x points to the caller's problem. */
+typedef struct positive_launch {
+    loam_problem p;
+    loam_args a;
+    positive x;
+    int64_t chunks; /* of the longest sequence */
+    float *tops;    /* c of each chunk alone [batch, heads, chunks, features] */
+    float *before;  /* c before each chunk, likewise */
+    float
+        *states; /* S and s of each chunk alone, then before it [batch, heads, chunks, dim_v + 1, features] */
+} positive_launch;
+
+/* A chunk of a head, and where its numbers lie. */
+struct positive_chunk {
+    positive x;
+    recurrent_seq seq;
+    int64_t n, at;       /* head of z; the chunk, counted over all heads */
+    int first, count;    /* its tokens; count <= 0: none */
+    int features, pitch; /* pitch: of rows of features in shared memory */
+    float root;          /* sqrt(scale) */
+};
+
+static __device__ __forceinline__ positive_chunk positive_chunk_at(const positive_launch &l)
+{
+    positive_chunk u;
+    const int64_t item = blockIdx.x / l.chunks, left_over = blockIdx.x % l.chunks * POSITIVE_CHUNK;
+    u.x = l.x;
+    u.x.p = &l.p, u.x.a = &l.a;
+    u.seq = recurrent_seq_at(&l.p, &l.a, item / l.x.heads);
+    u.n = item % l.x.heads, u.at = blockIdx.x;
+    u.first = (int)left_over;
+    const int64_t left = u.seq.len - left_over;
+    u.count = (int)(left < POSITIVE_CHUNK ? left : POSITIVE_CHUNK);
+    u.features = (int)l.p.features, u.pitch = u.features + 4;
+    u.root = sqrtf((float)l.p.scale);
+    return u;
+}
+
+/* Shared memory of a chunk. Arrays of a step are [16][pitch], those of features [features]. */
+struct positive_shared {
+    float *a, *b; /* logarithms of keys and queries, then log2 e times those less c_1, top - c_1 */
+    float *c, *keys, *queries;            /* c_t; e^{a - c_1}; e^{b + c_0 - top} */
+    float *weights;                       /* w [16][20] */
+    float *divisor;                       /* den [16] */
+    float *half;                          /* |y|^2 / 2 of the chunk's keys [64] */
+    float *c_0, *c_1, *s_0, *s_1, *decay; /* before the step and after it; e^{c_0 - c_1} */
+    __nv_bfloat16 *k, *v;                 /* [64][POSITIVE_PITCH] */
+    __nv_bfloat16 *q;                     /* [2][16][POSITIVE_PITCH]: of this step or read, and of the next */
+};
+
+enum { POSITIVE_WEIGHTS_PITCH = POSITIVE_STEP + 4 };
+
+/* Divides shared memory at `base`; returns its bytes. Without queries b, c, queries, weights and q are empty.
+ */
+static __host__ __device__ inline size_t positive_shared_carve(char *base, int features, bool queries,
+                                                               positive_shared *s)
+{
+    const size_t rows = POSITIVE_STEP * (size_t)(features + 4), reading = queries ? rows : 0,
+                 tile = POSITIVE_CHUNK * POSITIVE_PITCH, width = (size_t)features;
+    float *at = (float *)base;
+    s->a = at, at += rows;
+    s->keys = at, at += rows;
+    s->c = at, at += rows;
+    s->b = at, at += reading;
+    s->queries = at, at += reading;
+    s->weights = at, at += queries ? POSITIVE_STEP * POSITIVE_WEIGHTS_PITCH : 0;
+    s->divisor = at, at += POSITIVE_STEP;
+    s->half = at, at += POSITIVE_CHUNK;
+    s->c_0 = at, at += width;
+    s->c_1 = at, at += width;
+    s->s_0 = at, at += width;
+    s->s_1 = at, at += width;
+    s->decay = at, at += width;
+    s->k = (__nv_bfloat16 *)at;
+    s->v = s->k + tile;
+    s->q = s->v + tile;
+    return (size_t)((char *)(s->q + (queries ? 2 * POSITIVE_STEP * POSITIVE_PITCH : 0)) - base);
+}
+
+/* ------------------------------------------------------------------ rows of q, k and v */
+
+static __device__ __forceinline__ rows_view positive_rows(const positive_chunk &u,
+                                                          const loam_const_view &from, int64_t head,
+                                                          int token)
+{
+    return { from.data, LOAM_BF16, RECURRENT_AT(from, u.seq.b, head, u.seq.first + token), from.token };
+}
+
+/* The keys and values of the chunk: complete after a copy_async_wait and a barrier. */
+static __device__ void positive_load_chunk(const positive_chunk &u, const positive_shared &s)
+{
+    const loam_args &a = *u.x.a;
+    const int64_t head = positive_key_head(&u.x, u.n);
+    fill_tile<POSITIVE_CHUNK, POSITIVE_DIM, POSITIVE_THREADS>(s.k, positive_rows(u, a.k, head, u.first),
+                                                              u.count, 0, (int)u.x.p->dim_qk, NULL);
+    fill_tile<POSITIVE_CHUNK, POSITIVE_DIM, POSITIVE_THREADS>(s.v, positive_rows(u, a.v, head, u.first),
+                                                              u.count, 0, (int)u.x.p->dim_v, NULL);
+}
+
+/* s.half, when the keys are there. */
+static __device__ void positive_half_norms(const positive_chunk &u, const positive_shared &s)
+{
+    tile_norms<POSITIVE_CHUNK, POSITIVE_DIM, POSITIVE_THREADS>(s.half, s.k);
+    __syncthreads();
+    if (threadIdx.x < POSITIVE_CHUNK) s.half[threadIdx.x] *= (float)u.x.p->scale / 2;
+    __syncthreads();
+}
+
+/* ------------------------------------------------------------------ operands from rows of floats */
+
+/* A: 16 rows, columns k .. k + 15. */
+static __device__ __forceinline__ void positive_load_a(operand_a<2> &a, const float *rows, int pitch, int k)
+{
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        const float2 x = *(const float2 *)(rows + (g + e % 2 * 8) * pitch + k + 2 * t + e / 2 * 8);
+        uint32_t part[2];
+        split_pair(part, x.x, x.y);
+        a.part[0][e] = part[0], a.part[1][e] = part[1];
+    }
+}
+
+/* B: 16 rows, columns n .. n + 7. */
+static __device__ __forceinline__ void positive_load_b(operand_b<2> &b, const float *rows, int pitch, int n)
+{
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        const float *x = rows + (2 * t + 8 * e) * pitch + n + g;
+        uint32_t part[2];
+        split_pair(part, x[0], x[pitch]);
+        b.part[0][e] = part[0], b.part[1][e] = part[1];
+    }
+}
+
+/* A: the transpose of 16 rows of a tile, columns m .. m + 15. */
+static __device__ __forceinline__ void positive_load_transposed(operand_a<1> &a, const __nv_bfloat16 *rows,
+                                                                int m)
+{
+    const int lane = threadIdx.x % 32;
+    load_matrices_transposed(a.part[0],
+                             rows + (lane / 16 * 8 + lane % 8) * POSITIVE_PITCH + m + lane / 8 % 2 * 8);
+}
+
+/* ------------------------------------------------------------------ logarithms */
+
+/* Products have this part of z: with queries of 3e38 they do not overflow, and a logarithm that is held has its
+ * sign. */
+constexpr float POSITIVE_SHARE = 0x1p-16f;
+
+/* B of products with z^T: features n .. n + 7, channels k .. k + 15. */
+static __device__ __forceinline__ void positive_load_z(operand_b<3> &b, const loam_const_view &z,
+                                                       int64_t head, int n, int k)
+{
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const float *row = (const float *)z.data + head * z.head + (n + g) * z.token + k + 2 * t;
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        const float2 x = *(const float2 *)(row + 8 * e);
+        uint32_t part[3];
+        split_pair(part, POSITIVE_SHARE * x.x, POSITIVE_SHARE * x.y);
+#pragma unroll
+        for (int p = 0; p < 3; p++)
+            b.part[p][e] = part[p];
+    }
+}
+
+static __device__ __forceinline__ float positive_hold_float(float x)
+{
+    return !(x > (float)-POSITIVE_BOUND) ? (float)-POSITIVE_BOUND : fminf(x, (float)POSITIVE_BOUND);
+}
+
+/* to [16][pitch] <- sqrt(scale) z . row of a tile's 16 rows, and for keys log alpha - |y|^2 / 2 more, as they
+ * are before they are held. */
+template <bool KEYS>
+static __device__ void positive_products(const positive_chunk &u, const __nv_bfloat16 *rows,
+                                         const float *half_norms, float *to)
+{
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, dim = (int)u.x.p->dim_qk;
+    const loam_const_view &weight = u.x.a->log_alpha;
+    for (int n = (int)threadIdx.x / 32 * 8; n < u.features; n += POSITIVE_WARPS * 8) {
+        float d[4] = { 0, 0, 0, 0 };
+#pragma unroll
+        for (int k = 0; k < POSITIVE_DIM; k += 16) {
+            operand_a<1> a;
+            operand_b<3> z;
+            if (k >= dim) break;
+            positive_load_z(z, u.x.a->z, u.n, n, k);
+            load_a<POSITIVE_PITCH>(a, rows, 0, k);
+            mma(d, a, z);
+        }
+        float alpha[2] = { 0, 0 };
+        if (KEYS && weight.data) {
+            alpha[0] = ((const float *)weight.data)[u.n * weight.head + n + 2 * t];
+            alpha[1] = ((const float *)weight.data)[u.n * weight.head + n + 2 * t + 1];
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int row = g + e / 2 * 8;
+            to[row * u.pitch + n + 2 * t + e % 2] = u.root / POSITIVE_SHARE * d[e] +
+                                                    (KEYS ? alpha[e % 2] - half_norms[row] : 0);
+        }
+    }
+}
+
+/* ------------------------------------------------------------------ a step of the keys */
+
+/* From the logarithms of the keys: c, keys, decay, s_0, s_1, c_0, c_1, and a less c_1. `count` tokens are there.
+ */
+static __device__ void positive_scan(const positive_chunk &u, const positive_shared &s, int count)
+{
+    for (int m = (int)threadIdx.x; m < u.features; m += POSITIVE_THREADS) {
+        float a[POSITIVE_STEP], c = s.c_1[m], sum = 0;
+        const float c_0 = c, s_0 = s.s_1[m];
+#pragma unroll
+        for (int i = 0; i < POSITIVE_STEP; i++) {
+            a[i] = i < count ? positive_hold_float(s.a[i * u.pitch + m]) : -INFINITY;
+            c = fmaxf(c, ceilf(a[i]));
+            s.c[i * u.pitch + m] = c;
+        }
+#pragma unroll
+        for (int i = 0; i < POSITIVE_STEP; i++) {
+            a[i] = (float)LOG2E * (a[i] - c);
+            const float key = exp2_fast(a[i]);
+            s.a[i * u.pitch + m] = a[i], s.keys[i * u.pitch + m] = key;
+            sum += key;
+        }
+        const float decay = exp2_fast((float)LOG2E * (c_0 - c));
+        s.decay[m] = decay, s.c_0[m] = c_0, s.c_1[m] = c, s.s_0[m] = s_0, s.s_1[m] = fmaf(s_0, decay, sum);
+    }
+}
+
+/* state <- e^{c_0 - c_1} state + sum_j v_j e^{a_j - c_1}, of the warp's 16 channels. rows: the step's values. */
+template <int TILES>
+static __device__ __forceinline__ void positive_add(const positive_chunk &u, const positive_shared &s,
+                                                    const __nv_bfloat16 *rows, float (&state)[2 * TILES][4])
+{
+    const int t = threadIdx.x % 4;
+    operand_a<1> v;
+    positive_load_transposed(v, rows, (int)threadIdx.x / 32 * 16);
+#pragma unroll
+    for (int f = 0; f < 2 * TILES; f++) {
+        if (8 * f >= u.features) continue;
+        const float2 decay = *(const float2 *)(s.decay + 8 * f + 2 * t);
+        operand_b<2> keys;
+        positive_load_b(keys, s.keys, u.pitch, 8 * f);
+        state[f][0] *= decay.x, state[f][1] *= decay.y, state[f][2] *= decay.x, state[f][3] *= decay.y;
+        mma(state[f], v, keys);
+    }
+}
+
+/* ------------------------------------------------------------------ states in memory */
+
+/* Calls of a warp's 16 channels of an array [dim_v (+ 1)][features]: the pair of each fragment. */
+template <int TILES>
+static __device__ __forceinline__ void positive_load_state(const positive_chunk &u, const float *from,
+                                                           float (&state)[2 * TILES][4])
+{
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, channel = (int)threadIdx.x / 32 * 16 + g;
+#pragma unroll
+    for (int f = 0; f < 2 * TILES; f++) {
+        if (8 * f >= u.features) continue;
+        const float *at = from + (int64_t)channel * u.features + 8 * f + 2 * t;
+        const float2 x = *(const float2 *)at, y = *(const float2 *)(at + 8 * u.features);
+        state[f][0] = x.x, state[f][1] = x.y, state[f][2] = y.x, state[f][3] = y.y;
+    }
+}
+
+template <int TILES>
+static __device__ __forceinline__ void positive_store_state(const positive_chunk &u, float *to,
+                                                            const float (&state)[2 * TILES][4])
+{
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, channel = (int)threadIdx.x / 32 * 16 + g;
+#pragma unroll
+    for (int f = 0; f < 2 * TILES; f++) {
+        if (8 * f >= u.features) continue;
+        float *at = to + (int64_t)channel * u.features + 8 * f + 2 * t;
+        *(float2 *)at = make_float2(state[f][0], state[f][1]);
+        *(float2 *)(at + 8 * u.features) = make_float2(state[f][2], state[f][3]);
+    }
+}
+
+/* Does the warp have channels of v? Their number is a multiple of 16. */
+static __device__ __forceinline__ bool positive_warp_works(const positive_chunk &u)
+{
+    return (int)threadIdx.x / 32 * 16 < (int)u.x.p->dim_v;
+}
+
+static __device__ __forceinline__ int64_t positive_state_at(const positive_chunk &u)
+{
+    return u.at * (u.x.p->dim_v + 1) * u.features;
+}
+
+/* A launch with the instance of `kernel` for the number of features. */
+#define POSITIVE_LAUNCH(kernel, blocks, shared, error, launch) \
+    ((launch).p.features <= 64    ? cuda_launch(#kernel, kernel<4>, blocks, POSITIVE_THREADS, shared, \
+                                                (launch).a.stream, false, error, launch) \
+     : (launch).p.features <= 128 ? cuda_launch(#kernel, kernel<8>, blocks, POSITIVE_THREADS, shared, \
+                                                (launch).a.stream, false, error, launch) \
+                                  : cuda_launch(#kernel, kernel<16>, blocks, POSITIVE_THREADS, shared, \
+                                                (launch).a.stream, false, error, launch))
+
+/* S, s and c before each chunk; state_out, where it is wanted. */
+loam_status positive_states_hopper(const positive_launch *l, loam_error *error);
+loam_status positive_output_hopper(const positive_launch *l, loam_error *error);
+
+#endif
