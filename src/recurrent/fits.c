@@ -16,7 +16,8 @@ loam_status positive_fits(const loam_problem *p, loam_error *error)
     return LOAM_OK;
 }
 
-/* Products take 16 channels, or features, at a time; a warp has 16 channels of v, and a block four of them. */
+/* Products take 16 channels, or features, at a time; a warp has 16 channels of v, and a block four of
+ * them. */
 loam_status positive_hopper_fits(const loam_problem *p, loam_error *error)
 {
     TRY(positive_fits(p, error));

@@ -1,7 +1,25 @@
 /* SPDX-License-Identifier: MIT
- * Positive random features on Hopper: the rows of the table. Without shift and balance; other arrays may lie as
- * they like but z, whose rows are read by pairs, and what is written by pairs. */
+ * Positive random features on Hopper: the rows of the table. Without shift and balance; other arrays may
+ * lie as they like but z, whose rows are read by pairs, and what is written by pairs. */
 #include "src/recurrent/hopper/positive.cuh"
+
+/* What the backward pass needs besides. */
+static void carve_gradients(const loam_problem *p, positive_launch *l, size_t states, arena *pool)
+{
+    const int64_t tokens = l->x.axis / l->x.reads;
+    const size_t features = (size_t)p->features, heads = (size_t)l->x.heads,
+                 rows = size_mul((size_t)positive_entries(*l), size_mul(heads, (size_t)l->x.axis));
+    l->slices = (tokens + POSITIVE_SLICE - 1) / POSITIVE_SLICE;
+    const size_t parts = size_mul(size_mul((size_t)positive_entries(*l), (size_t)l->slices),
+                                  heads * features);
+    l->records = (float4 *)arena_take(pool, rows, sizeof *l->records);
+    l->adjoints = (float *)arena_take(pool, states, sizeof *l->adjoints);
+    l->grad_b = (float *)arena_take(pool, size_mul(rows, features), sizeof *l->grad_b);
+    l->grad_a = (float *)arena_take(pool, size_mul(rows, features), sizeof *l->grad_a);
+    l->grad_v = (float *)arena_take(pool, l->x.sharing > 1 ? size_mul(rows, (size_t)p->dim_v) : 0,
+                                    sizeof *l->grad_v);
+    l->parts = (float *)arena_take(pool, size_mul(parts, (size_t)p->dim_qk + 1), sizeof *l->parts);
+}
 
 static positive_launch carve(const loam_problem *p, const loam_args *a, arena *pool)
 {
@@ -15,10 +33,12 @@ static positive_launch carve(const loam_problem *p, const loam_args *a, arena *p
     l.x.axis = (sequence_packed(p) ? p->total_q : p->len_q) * l.x.reads;
     l.chunks = (p->len_q + POSITIVE_CHUNK - 1) / POSITIVE_CHUNK;
     const size_t heads = size_mul((size_t)p->batch, (size_t)l.x.heads),
-                 each = size_mul(size_mul(heads, (size_t)l.chunks), (size_t)p->features);
+                 each = size_mul(size_mul(heads, (size_t)l.chunks), (size_t)p->features),
+                 states = size_mul(each, (size_t)p->dim_v + 1);
     l.tops = (float *)arena_take(pool, each, sizeof *l.tops);
     l.before = (float *)arena_take(pool, each, sizeof *l.before);
-    l.states = (float *)arena_take(pool, size_mul(each, (size_t)p->dim_v + 1), sizeof *l.states);
+    l.states = (float *)arena_take(pool, states, sizeof *l.states);
+    if (p->pass == LOAM_BACKWARD) carve_gradients(p, &l, states, pool);
     return l;
 }
 
@@ -27,19 +47,42 @@ static bool pairs(const void *data, size_t bytes, int64_t batch, int64_t head, i
     return (uintptr_t)data % (2 * bytes) == 0 && batch % 2 == 0 && head % 2 == 0 && token % 2 == 0;
 }
 
+/* Of all arrays but those that are read 16 bytes at a time where they lie so. */
+static bool features_read(const loam_args *a)
+{
+    return !a->shift.data && !a->balance.data && pairs(a->z.data, sizeof(float), 0, a->z.head, a->z.token);
+}
+
 static size_t larger(size_t x, size_t y) { return x > y ? x : y; }
 
-size_t positive_forward_hopper_work(const loam_problem *p)
+static size_t work_bytes(const loam_problem *p)
 {
     arena pool = {};
     (void)carve(p, NULL, &pool);
-    return larger(pool.used, positive_forward_cuda_work(p));
+    return pool.used;
+}
+
+size_t positive_forward_hopper_work(const loam_problem *p)
+{
+    return larger(work_bytes(p), positive_forward_cuda_work(p));
+}
+
+size_t positive_backward_hopper_work(const loam_problem *p)
+{
+    return larger(work_bytes(p), positive_backward_cuda_work(p));
 }
 
 bool positive_forward_hopper_reads(const loam_problem *, const loam_args *a)
 {
-    return !a->shift.data && !a->balance.data && pairs(a->z.data, sizeof(float), 0, a->z.head, a->z.token) &&
-           pairs(a->o.data, 2, a->o.batch, a->o.head, a->o.token);
+    return features_read(a) && pairs(a->o.data, 2, a->o.batch, a->o.head, a->o.token);
+}
+
+bool positive_backward_hopper_reads(const loam_problem *, const loam_args *a)
+{
+    const loam_view *const written[] = { &a->grad_q, &a->grad_k, &a->grad_v };
+    for (const loam_view *to : written)
+        if (!pairs(to->data, 2, to->batch, to->head, to->token)) return false;
+    return features_read(a);
 }
 
 loam_status positive_forward_hopper(const loam_problem *p, const loam_args *a, loam_error *error)
@@ -49,5 +92,19 @@ loam_status positive_forward_hopper(const loam_problem *p, const loam_args *a, l
     const positive_launch l = carve(p, a, &pool);
     TRY(positive_states_hopper(&l, error));
     TRY(positive_output_hopper(&l, error));
+    return loam_succeed(error);
+}
+
+loam_status positive_backward_hopper(const loam_problem *p, const loam_args *a, loam_error *error)
+{
+    if (!positive_backward_hopper_reads(p, a)) return positive_backward_cuda(p, a, error);
+    arena pool = { (char *)a->work, 0 };
+    const positive_launch l = carve(p, a, &pool);
+    TRY(positive_states_hopper(&l, error));
+    TRY(positive_queries_hopper(&l, error));
+    TRY(positive_adjoints_hopper(&l, error));
+    TRY(positive_keys_hopper(&l, error));
+    TRY(positive_rows_hopper(&l, error));
+    TRY(positive_parameters_hopper(&l, error));
     return loam_succeed(error);
 }

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT
- * Positive random features on Hopper (src/recurrent/positive.h), bf16. A thread block has a chunk of 64 tokens
- * of a head of z, and takes its tokens 16 at a time: a step. With c_0 the running maximum before a step, c_t
- * that at token t and c_1 that after it, a step reads what is before it from a state relative to c_0 and its own
- * keys pair by pair,
+ * Positive random features on Hopper (src/recurrent/positive.h), bf16. A thread block has a chunk of 64
+ * tokens of a head of z, and takes its tokens 16 at a time: a step. With c_0 the running maximum before a
+ * step, c_t that at token t and c_1 that after it, a step reads what is before it from a state relative to
+ * c_0 and its own keys pair by pair,
  *
  *     o_t den_t = sum_m e^{b_tm + c_0m - top_t} S_m + sum_{j<=t} w_tj v_j,   top_t = max_m (b_tm + c_tm)
- *     w_tj = sum_m e^{(a_jm - c_1m) + (b_tm + c_1m - top_t)},   S_m <- e^{c_0m - c_1m} S_m + sum_j e^{a_jm - c_1m} v_j
+ *     w_tj = sum_m e^{(a_jm - c_1m) + (b_tm + c_1m - top_t)}
+ *     S_m <- e^{c_0m - c_1m} S_m + sum_j e^{a_jm - c_1m} v_j
  *
- * so that all factors and all terms are at most 1 and den_t is at least 1/e. Logarithms are float32, products
- * have z in three bf16 parts and features and states in two; exponentials are in the log2 domain.
+ * so that all factors and all terms are at most 1 and den_t is at least 1/e. Logarithms are float32,
+ * products have z in three bf16 parts and features and states in two; exponentials are in the log2 domain.
  *
  * A warp has 16 channels of v, and their state for all features as the accumulator S^T [16][features]. */
 #ifndef LOAM_RECURRENT_HOPPER_POSITIVE_CUH
@@ -24,6 +25,7 @@ enum {
     POSITIVE_DIM = 64, /* channels of q and k, and of v, at most */
     POSITIVE_CHUNK = 64,
     POSITIVE_STEP = 16,
+    POSITIVE_SLICE = 512, /* tokens of a part of the gradients of z and log alpha */
     POSITIVE_PITCH = POSITIVE_DIM + PAD
 };
 
@@ -35,9 +37,21 @@ typedef struct positive_launch {
     int64_t chunks; /* of the longest sequence */
     float *tops;    /* c of each chunk alone [batch, heads, chunks, features] */
     float *before;  /* c before each chunk, likewise */
-    float
-        *states; /* S and s of each chunk alone, then before it [batch, heads, chunks, dim_v + 1, features] */
+    float *states;  /* S and s of each chunk alone, then before it: [dim_v + 1, features] for each chunk */
+    /* Backward. Rows are those of positive_row. */
+    float4 *records;        /* top, 1 / den and -(grad_o . o) / den of each query */
+    float *adjoints;        /* gradients of S and s, of each chunk alone, then after it; as states */
+    float *grad_b, *grad_a; /* gradients of logarithms [rows, features]; of keys in the rows of read 0 */
+    float *grad_v;          /* [rows, dim_v], where heads share values */
+    float *parts;           /* gradients of z and log alpha [entries, slices, heads, features, dim_qk + 1] */
+    int64_t slices;         /* of the tokens of an entry */
 } positive_launch;
+
+/* Batch entries of the arrays: packed sequences are one. */
+static __host__ __device__ __forceinline__ int64_t positive_entries(const positive_launch &l)
+{
+    return sequence_packed(&l.p) ? 1 : l.p.batch;
+}
 
 /* A chunk of a head, and where its numbers lie. */
 struct positive_chunk {
@@ -65,45 +79,69 @@ static __device__ __forceinline__ positive_chunk positive_chunk_at(const positiv
     return u;
 }
 
-/* Shared memory of a chunk. Arrays of a step are [16][pitch], those of features [features]. */
+/* Shared memory of a chunk. Arrays of a step are [16][pitch], of pairs [16][18], of its queries [16];
+ * those of features [features], and a state, its normaliser apart, [64][pitch]. */
 struct positive_shared {
-    float *a, *b; /* logarithms of keys and queries, then log2 e times those less c_1, top - c_1 */
-    float *c, *keys, *queries;            /* c_t; e^{a - c_1}; e^{b + c_0 - top} */
-    float *weights;                       /* w [16][20] */
-    float *divisor;                       /* den [16] */
-    float *half;                          /* |y|^2 / 2 of the chunk's keys [64] */
+    float *a, *keys, *c; /* logarithms of keys, then log2 e times those less c_1; e^{a - c_1}; c_t */
+    float *half;         /* |y|^2 / 2 of the chunk's keys [64] */
     float *c_0, *c_1, *s_0, *s_1, *decay; /* before the step and after it; e^{c_0 - c_1} */
     __nv_bfloat16 *k, *v;                 /* [64][POSITIVE_PITCH] */
-    __nv_bfloat16 *q;                     /* [2][16][POSITIVE_PITCH]: of this step or read, and of the next */
+    /* Where queries are read. */
+    float *b, *queries;        /* logarithms of queries, then log2 e (b + c_1 - top); e^{b + c_0 - top} */
+    float *weights;            /* w, of pairs */
+    float *top, *divisor;      /* of queries */
+    __nv_bfloat16 *q, *grad_o; /* [2][16][POSITIVE_PITCH]: of this step or read, and of the next */
+    /* Backward. */
+    float *inverse, *shift;    /* 1 / den and -(grad_o . o) / den of queries */
+    float *pairs;              /* gradients of w */
+    float *sums;               /* of a step: products with the state, or gradients of logarithms */
+    float *state, *normaliser; /* the chunk's, of keys before or of queries after the step */
+    float *ends;               /* c before each of the chunk's steps [4][features] */
+    unsigned *held;            /* of features: bit i where the logarithm of row i of a step is held */
 };
 
-enum { POSITIVE_WEIGHTS_PITCH = POSITIVE_STEP + 4 };
+enum { POSITIVE_PAIRS_PITCH = POSITIVE_STEP + 2, POSITIVE_STEPS = POSITIVE_CHUNK / POSITIVE_STEP };
 
-/* Divides shared memory at `base`; returns its bytes. Without queries b, c, queries, weights and q are empty.
- */
-static __host__ __device__ inline size_t positive_shared_carve(char *base, int features, bool queries,
+/* What a kernel has of it: the first part, the first two, all. */
+typedef enum positive_use { POSITIVE_KEYS, POSITIVE_READ, POSITIVE_GRADIENT } positive_use;
+
+/* Divides shared memory at `base`; returns its bytes: with 64 features at most a third of that of a Hopper
+ * multiprocessor. */
+static __host__ __device__ inline size_t positive_shared_carve(char *base, int features, positive_use use,
                                                                positive_shared *s)
 {
-    const size_t rows = POSITIVE_STEP * (size_t)(features + 4), reading = queries ? rows : 0,
-                 tile = POSITIVE_CHUNK * POSITIVE_PITCH, width = (size_t)features;
+    const int rows = POSITIVE_STEP * (features + 4), pairs = POSITIVE_STEP * POSITIVE_PAIRS_PITCH,
+              tile = POSITIVE_CHUNK * POSITIVE_PITCH, step = 2 * POSITIVE_STEP * POSITIVE_PITCH;
     float *at = (float *)base;
     s->a = at, at += rows;
     s->keys = at, at += rows;
     s->c = at, at += rows;
-    s->b = at, at += reading;
-    s->queries = at, at += reading;
-    s->weights = at, at += queries ? POSITIVE_STEP * POSITIVE_WEIGHTS_PITCH : 0;
-    s->divisor = at, at += POSITIVE_STEP;
     s->half = at, at += POSITIVE_CHUNK;
-    s->c_0 = at, at += width;
-    s->c_1 = at, at += width;
-    s->s_0 = at, at += width;
-    s->s_1 = at, at += width;
-    s->decay = at, at += width;
-    s->k = (__nv_bfloat16 *)at;
-    s->v = s->k + tile;
-    s->q = s->v + tile;
-    return (size_t)((char *)(s->q + (queries ? 2 * POSITIVE_STEP * POSITIVE_PITCH : 0)) - base);
+    s->c_0 = at, at += features;
+    s->c_1 = at, at += features;
+    s->s_0 = at, at += features;
+    s->s_1 = at, at += features;
+    s->decay = at, at += features;
+    s->k = (__nv_bfloat16 *)at, at += tile / 2;
+    s->v = (__nv_bfloat16 *)at, at += tile / 2;
+    if (use == POSITIVE_KEYS) return (size_t)((char *)at - base);
+    s->b = at, at += rows;
+    s->queries = at, at += rows;
+    s->weights = at, at += pairs;
+    s->top = at, at += POSITIVE_STEP;
+    s->divisor = at, at += POSITIVE_STEP;
+    s->q = (__nv_bfloat16 *)at, at += step / 2;
+    if (use == POSITIVE_READ) return (size_t)((char *)at - base);
+    s->grad_o = (__nv_bfloat16 *)at, at += step / 2;
+    s->inverse = at, at += POSITIVE_STEP;
+    s->shift = at, at += POSITIVE_STEP;
+    s->pairs = at, at += pairs;
+    s->sums = at, at += rows;
+    s->state = at, at += POSITIVE_DIM * (features + 4);
+    s->normaliser = at, at += features;
+    s->ends = at, at += POSITIVE_STEPS * features;
+    s->held = (unsigned *)at, at += features;
+    return (size_t)((char *)at - base);
 }
 
 /* ------------------------------------------------------------------ rows of q, k and v */
@@ -174,8 +212,8 @@ static __device__ __forceinline__ void positive_load_transposed(operand_a<1> &a,
 
 /* ------------------------------------------------------------------ logarithms */
 
-/* Products have this part of z: with queries of 3e38 they do not overflow, and a logarithm that is held has its
- * sign. */
+/* Products have this part of z: with queries of 3e38 they do not overflow, and a logarithm that is held
+ * has its sign. */
 constexpr float POSITIVE_SHARE = 0x1p-16f;
 
 /* B of products with z^T: features n .. n + 7, channels k .. k + 15. */
@@ -235,8 +273,8 @@ static __device__ void positive_products(const positive_chunk &u, const __nv_bfl
 
 /* ------------------------------------------------------------------ a step of the keys */
 
-/* From the logarithms of the keys: c, keys, decay, s_0, s_1, c_0, c_1, and a less c_1. `count` tokens are there.
- */
+/* From the logarithms of the keys: c, keys, decay, s_0, s_1, c_0, c_1, and a less c_1. `count` tokens are
+ * there. / */
 static __device__ void positive_scan(const positive_chunk &u, const positive_shared &s, int count)
 {
     for (int m = (int)threadIdx.x; m < u.features; m += POSITIVE_THREADS) {
@@ -260,7 +298,8 @@ static __device__ void positive_scan(const positive_chunk &u, const positive_sha
     }
 }
 
-/* state <- e^{c_0 - c_1} state + sum_j v_j e^{a_j - c_1}, of the warp's 16 channels. rows: the step's values. */
+/* state <- e^{c_0 - c_1} state + sum_j v_j e^{a_j - c_1}, of the warp's 16 channels. rows: the step's
+ * values. */
 template <int TILES>
 static __device__ __forceinline__ void positive_add(const positive_chunk &u, const positive_shared &s,
                                                     const __nv_bfloat16 *rows, float (&state)[2 * TILES][4])
@@ -333,5 +372,12 @@ static __device__ __forceinline__ int64_t positive_state_at(const positive_chunk
 /* S, s and c before each chunk; state_out, where it is wanted. */
 loam_status positive_states_hopper(const positive_launch *l, loam_error *error);
 loam_status positive_output_hopper(const positive_launch *l, loam_error *error);
+/* Backward, in this order: records and grad_b; adjoints and grad_state_in; grad_a and the gradient of v; the
+ * gradients of q and k, z and log alpha. */
+loam_status positive_queries_hopper(const positive_launch *l, loam_error *error);
+loam_status positive_adjoints_hopper(const positive_launch *l, loam_error *error);
+loam_status positive_keys_hopper(const positive_launch *l, loam_error *error);
+loam_status positive_rows_hopper(const positive_launch *l, loam_error *error);
+loam_status positive_parameters_hopper(const positive_launch *l, loam_error *error);
 
 #endif

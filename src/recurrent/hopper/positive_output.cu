@@ -1,78 +1,9 @@
 /* SPDX-License-Identifier: MIT
  * The read of positive random features on Hopper: o of a chunk, from the state before it and its keys. */
-#include "src/recurrent/hopper/positive.cuh"
+#include "src/recurrent/hopper/positive_weigh.cuh"
 
-/* The queries of read r of a step. */
-static __device__ __forceinline__ void load_queries(const positive_chunk &u, const positive_shared &s,
-                                                    int item)
-{
-    const int step = item / (int)u.x.reads, r = item % (int)u.x.reads, left = u.count - step * POSITIVE_STEP;
-    const int64_t head = positive_query_head(&u.x, u.n, r);
-    if (left > 0) {
-        fill_tile<POSITIVE_STEP, POSITIVE_DIM, POSITIVE_THREADS>(
-            s.q + item % 2 * POSITIVE_STEP * POSITIVE_PITCH,
-            positive_rows(u, u.x.a->q, head, u.first + step * POSITIVE_STEP), left, 0, (int)u.x.p->dim_qk,
-            NULL);
-    }
-    copy_async_commit();
-}
-
-/* The sum, and the largest, over the eight threads of a row. */
-static __device__ __forceinline__ float row_sum(float x)
-{
-    x += __shfl_xor_sync(~0u, x, 1);
-    x += __shfl_xor_sync(~0u, x, 2);
-    return x + __shfl_xor_sync(~0u, x, 4);
-}
-
-static __device__ __forceinline__ float row_max(float x)
-{
-    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-    x = fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-    return fmaxf(x, __shfl_xor_sync(~0u, x, 4));
-}
-
-/* w of query i and key j, both rows less c_1. */
-static __device__ __forceinline__ float pair_weight(const float *a, const float *b, int features)
-{
-    float sum = 0;
-    for (int m = 0; m < features; m += 4) {
-        const float4 x = *(const float4 *)(a + m), y = *(const float4 *)(b + m);
-        sum += (exp2_fast(x.x + y.x) + exp2_fast(x.y + y.y)) + (exp2_fast(x.z + y.z) + exp2_fast(x.w + y.w));
-    }
-    return sum;
-}
-
-/* queries, weights and divisor from the logarithms of the queries: eight threads to a row, which are of one
- * warp. */
-static __device__ void weigh(const positive_chunk &u, const positive_shared &s)
-{
-    const int i = (int)threadIdx.x / 8, lane = (int)threadIdx.x % 8;
-    float *b = s.b + i * u.pitch, *queries = s.queries + i * u.pitch, top = -INFINITY, divisor = 0;
-    const float *c = s.c + i * u.pitch;
-    for (int m = lane; m < u.features; m += 8) {
-        b[m] = positive_hold_float(b[m]);
-        top = fmaxf(top, b[m] + c[m]);
-    }
-    top = row_max(top);
-    for (int m = lane; m < u.features; m += 8) {
-        const float query = exp2_fast((float)LOG2E * (b[m] + s.c_0[m] - top));
-        queries[m] = query;
-        divisor = fmaf(query, s.s_0[m], divisor);
-        b[m] = (float)LOG2E * (b[m] + s.c_1[m] - top);
-    }
-    __syncwarp();
-#pragma unroll
-    for (int j = lane; j < POSITIVE_STEP; j += 8) {
-        const float w = j <= i ? pair_weight(s.a + j * u.pitch, b, u.features) : 0;
-        s.weights[i * POSITIVE_WEIGHTS_PITCH + j] = w;
-        divisor += w;
-    }
-    divisor = row_sum(divisor);
-    if (lane == 0) s.divisor[i] = divisor;
-}
-
-/* B from the accumulator of a state: features 16 f .. 16 f + 15, of the warp's channels the first or second 8. */
+/* B from the accumulator of a state: features 16 f .. 16 f + 15, of the warp's channels the first or
+ * second 8. */
 template <int TILES>
 static __device__ __forceinline__ void state_operand(operand_b<2> &b, const float (&state)[2 * TILES][4],
                                                      int f, int side)
@@ -106,7 +37,7 @@ static __device__ __forceinline__ void read_state(const positive_chunk &u, const
             mma(o[side], queries, b);
         }
     }
-    positive_load_a(weights, s.weights, POSITIVE_WEIGHTS_PITCH, 0);
+    positive_load_a(weights, s.weights, POSITIVE_PAIRS_PITCH, 0);
     load_b<POSITIVE_PITCH>(v, values, 0, (int)threadIdx.x / 32 * 16);
     mma(o[0], weights, v[0]);
     mma(o[1], weights, v[1]);
@@ -154,7 +85,7 @@ static __device__ __forceinline__ void begin(const positive_launch &l, const pos
 {
     const float *from = l.states + positive_state_at(u);
     positive_load_chunk(u, s);
-    load_queries(u, s, 0);
+    positive_load_queries(u, s, 0);
     if (positive_warp_works(u)) positive_load_state<TILES>(u, from, state);
     for (int m = (int)threadIdx.x; m < u.features; m += POSITIVE_THREADS) {
         s.c_1[m] = l.before[u.at * u.features + m];
@@ -174,7 +105,7 @@ __global__ void __launch_bounds__(POSITIVE_THREADS)
     const positive_chunk u = positive_chunk_at(l);
     positive_shared s;
     float state[2 * TILES][4];
-    positive_shared_carve(positive_memory, u.features, true, &s);
+    positive_shared_carve(positive_memory, u.features, POSITIVE_READ, &s);
     if (u.count <= 0) return;
     begin<TILES>(l, u, s, state);
     int item = 0;
@@ -182,14 +113,14 @@ __global__ void __launch_bounds__(POSITIVE_THREADS)
         const __nv_bfloat16 *values = s.v + at * POSITIVE_PITCH;
         positive_products<true>(u, s.k + at * POSITIVE_PITCH, s.half + at, s.a);
         for (int r = 0; r < (int)u.x.reads; r++, item++) {
-            load_queries(u, s, item + 1);
+            positive_load_queries(u, s, item + 1);
             positive_products<false>(u, s.q + item % 2 * POSITIVE_STEP * POSITIVE_PITCH, NULL, s.b);
             __syncthreads();
             if (r == 0) {
                 positive_scan(u, s, u.count - at);
                 __syncthreads();
             }
-            weigh(u, s);
+            positive_weigh<false>(u, s);
             copy_async_wait<0>();
             __syncthreads();
             store_info(u, s, r, u.first + at, u.count - at);
@@ -206,6 +137,6 @@ loam_status positive_output_hopper(const positive_launch *l, loam_error *error)
 {
     const int64_t blocks = l->p.batch * l->x.heads * l->chunks;
     positive_shared s;
-    const size_t shared = positive_shared_carve(NULL, (int)l->p.features, true, &s);
+    const size_t shared = positive_shared_carve(NULL, (int)l->p.features, POSITIVE_READ, &s);
     return blocks == 0 ? LOAM_OK : POSITIVE_LAUNCH(positive_output_kernel, blocks, shared, error, *l);
 }

@@ -11,7 +11,7 @@ __global__ void __launch_bounds__(POSITIVE_THREADS)
     const positive_chunk u = positive_chunk_at(l);
     positive_shared s;
     float state[2 * TILES][4];
-    positive_shared_carve(positive_memory, u.features, false, &s);
+    positive_shared_carve(positive_memory, u.features, POSITIVE_KEYS, &s);
     if (u.count <= 0) return;
     positive_load_chunk(u, s);
     copy_async_commit();
@@ -96,7 +96,7 @@ loam_status positive_states_hopper(const positive_launch *l, loam_error *error)
                   numbers = heads * (l->p.dim_v + 1) * l->p.features,
                   folds = (numbers + POSITIVE_THREADS - 1) / POSITIVE_THREADS;
     positive_shared s;
-    const size_t shared = positive_shared_carve(NULL, (int)l->p.features, false, &s);
+    const size_t shared = positive_shared_carve(NULL, (int)l->p.features, POSITIVE_KEYS, &s);
     REQUIRE(blocks <= INT32_MAX && folds <= INT32_MAX, error, LOAM_EMEMORY,
             "batch x heads x len_q: too large for one launch");
     if (blocks > 0) TRY(POSITIVE_LAUNCH(positive_chunk_kernel, blocks, shared, error, *l));
