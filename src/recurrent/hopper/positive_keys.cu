@@ -176,7 +176,7 @@ static __device__ void take_step(const positive_launch &l, const positive_chunk 
     store_step(l, u, s, at, dv);
 }
 
-__global__ void __launch_bounds__(POSITIVE_THREADS)
+__global__ void __launch_bounds__(POSITIVE_THREADS, 3)
     positive_keys_kernel(const __grid_constant__ positive_launch l)
 {
     extern __shared__ __align__(16) char positive_memory[];

@@ -125,8 +125,9 @@ loam_status positive_parameters_hopper(const positive_launch *l, loam_error *err
             "batch x heads x len_q: too large for one launch");
     if (!l->a.grad_z.data && !l->a.grad_log_alpha.data) return LOAM_OK;
     if (parts > 0) {
-        TRY(cuda_launch("positive_parts_kernel", positive_parts_kernel, parts, POSITIVE_THREADS, 0,
-                        l->a.stream, false, error, *l));
+        TRY(cuda_launch("positive_parts_kernel", positive_parts_kernel, parts, POSITIVE_THREADS,
+                        POSITIVE_CHUNK * POSITIVE_PITCH * sizeof(__nv_bfloat16), l->a.stream, false, error,
+                        *l));
     }
     return cuda_launch("positive_sum_kernel", positive_sum_kernel, sums, POSITIVE_THREADS, 0, l->a.stream,
                        false, error, *l);
