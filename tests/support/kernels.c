@@ -34,12 +34,10 @@ static int64_t sixteens(int64_t n, int64_t most)
     return whole < most ? whole : most;
 }
 
-/* A shift and matrices are left to the fallback. */
 static void take_tiled_features(spec *s)
 {
     s->dim_qk = sixteens(s->dim_qk, 64), s->dim_v = sixteens(s->dim_v, 64);
     s->features = sixteens(s->features, 256);
-    s->with_shift = s->with_balance;
 }
 
 #define LEAVE_OUT(name, member, ...) s->member = 0;

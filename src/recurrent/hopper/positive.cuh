@@ -29,21 +29,28 @@ enum {
     POSITIVE_PITCH = POSITIVE_DIM + PAD
 };
 
-/* Arguments of a kernel; as in src/recurrent/cuda/positive.cuh, x points to the caller's problem. */
+/* Arguments of a kernel. x has numbers alone until positive_chunk_at lets it point to these copies. */
 typedef struct positive_launch {
     loam_problem p;
     loam_args a;
     positive x;
-    int64_t chunks; /* of the longest sequence */
-    float *tops;    /* c of each chunk alone [batch, heads, chunks, features] */
-    float *before;  /* c before each chunk, likewise */
-    float *states;  /* S and s of each chunk alone, then before it: [dim_v + 1, features] for each chunk */
+    /* [heads, features, dim_qk]: A^T z and B^T z, or z itself, whose products with q and k are those of z
+     * with x and y; [heads, features]: log alpha - sqrt(scale) z . B r, or log alpha itself. */
+    loam_const_view z_q, z_k, alpha;
+    float *turned, *centre; /* B r and B^T B r [heads, dim_qk], where there is a shift or a matrix */
+    float *gram;            /* B^T B [heads, dim_qk, dim_qk], where there is a matrix */
+    float *half;            /* |y|^2 / 2 [entries, heads, tokens] */
+    int64_t chunks;         /* of the longest sequence */
+    float *tops;            /* c of each chunk alone [batch, heads, chunks, features] */
+    float *before;          /* c before each chunk, likewise */
+    float *states; /* S and s of each chunk alone, then before it: [dim_v + 1, features] for each chunk */
     /* Backward. Rows are those of positive_row. */
     float4 *records;        /* top, 1 / den and -(grad_o . o) / den of each query */
     float *adjoints;        /* gradients of S and s, of each chunk alone, then after it; as states */
     float *grad_b, *grad_a; /* gradients of logarithms [rows, features]; of keys in the rows of read 0 */
     float *grad_v;          /* [rows, dim_v], where heads share values */
-    float *parts;           /* gradients of z and log alpha [entries, slices, heads, features, dim_qk + 1] */
+    float *parts;           /* sums of db q, da k and da [entries, slices, heads, features, 2 dim_qk + 1] */
+    double *totals;         /* the same of all slices */
     int64_t slices;         /* of the tokens of an entry */
 } positive_launch;
 
@@ -61,6 +68,7 @@ struct positive_chunk {
     int first, count;    /* its tokens; count <= 0: none */
     int features, pitch; /* pitch: of rows of features in shared memory */
     float root;          /* sqrt(scale) */
+    loam_const_view z_q, z_k, alpha;
 };
 
 static __device__ __forceinline__ positive_chunk positive_chunk_at(const positive_launch &l)
@@ -76,6 +84,7 @@ static __device__ __forceinline__ positive_chunk positive_chunk_at(const positiv
     u.count = (int)(left < POSITIVE_CHUNK ? left : POSITIVE_CHUNK);
     u.features = (int)l.p.features, u.pitch = u.features + 4;
     u.root = sqrtf((float)l.p.scale);
+    u.z_q = l.z_q, u.z_k = l.z_k, u.alpha = l.alpha;
     return u;
 }
 
@@ -153,24 +162,19 @@ static __device__ __forceinline__ rows_view positive_rows(const positive_chunk &
     return { from.data, LOAM_BF16, RECURRENT_AT(from, u.seq.b, head, u.seq.first + token), from.token };
 }
 
-/* The keys and values of the chunk: complete after a copy_async_wait and a barrier. */
-static __device__ void positive_load_chunk(const positive_chunk &u, const positive_shared &s)
+/* The keys and values of the chunk and s.half: complete after a copy_async_wait and a barrier. */
+static __device__ void positive_load_chunk(const positive_launch &l, const positive_chunk &u,
+                                           const positive_shared &s)
 {
-    const loam_args &a = *u.x.a;
+    const loam_args &a = l.a;
     const int64_t head = positive_key_head(&u.x, u.n);
+    const float *half = l.half + (u.seq.b * l.x.heads + u.n) * (l.x.axis / l.x.reads) + u.seq.first + u.first;
     fill_tile<POSITIVE_CHUNK, POSITIVE_DIM, POSITIVE_THREADS>(s.k, positive_rows(u, a.k, head, u.first),
                                                               u.count, 0, (int)u.x.p->dim_qk, NULL);
     fill_tile<POSITIVE_CHUNK, POSITIVE_DIM, POSITIVE_THREADS>(s.v, positive_rows(u, a.v, head, u.first),
                                                               u.count, 0, (int)u.x.p->dim_v, NULL);
-}
-
-/* s.half, when the keys are there. */
-static __device__ void positive_half_norms(const positive_chunk &u, const positive_shared &s)
-{
-    tile_norms<POSITIVE_CHUNK, POSITIVE_DIM, POSITIVE_THREADS>(s.half, s.k);
-    __syncthreads();
-    if (threadIdx.x < POSITIVE_CHUNK) s.half[threadIdx.x] *= (float)u.x.p->scale / 2;
-    __syncthreads();
+    for (int i = (int)threadIdx.x; i < POSITIVE_CHUNK; i += POSITIVE_THREADS)
+        s.half[i] = i < u.count ? half[i] : 0;
 }
 
 /* ------------------------------------------------------------------ operands from rows of floats */
@@ -245,7 +249,7 @@ static __device__ void positive_products(const positive_chunk &u, const __nv_bfl
                                          const float *half_norms, float *to)
 {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, dim = (int)u.x.p->dim_qk;
-    const loam_const_view &weight = u.x.a->log_alpha;
+    const loam_const_view &weight = u.alpha;
     for (int n = (int)threadIdx.x / 32 * 8; n < u.features; n += POSITIVE_WARPS * 8) {
         float d[4] = { 0, 0, 0, 0 };
 #pragma unroll
@@ -253,7 +257,7 @@ static __device__ void positive_products(const positive_chunk &u, const __nv_bfl
             operand_a<1> a;
             operand_b<3> z;
             if (k >= dim) break;
-            positive_load_z(z, u.x.a->z, u.n, n, k);
+            positive_load_z(z, KEYS ? u.z_k : u.z_q, u.n, n, k);
             load_a<POSITIVE_PITCH>(a, rows, 0, k);
             mma(d, a, z);
         }
@@ -369,6 +373,8 @@ static __device__ __forceinline__ int64_t positive_state_at(const positive_chunk
                                   : cuda_launch(#kernel, kernel<16>, blocks, POSITIVE_THREADS, shared, \
                                                 (launch).a.stream, false, error, launch))
 
+/* What A, B and the shift make of z and log alpha; |y|^2 / 2. */
+loam_status positive_prepare_hopper(const positive_launch *l, loam_error *error);
 /* S, s and c before each chunk; state_out, where it is wanted. */
 loam_status positive_states_hopper(const positive_launch *l, loam_error *error);
 loam_status positive_output_hopper(const positive_launch *l, loam_error *error);

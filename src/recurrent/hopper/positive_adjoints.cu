@@ -26,7 +26,7 @@ static __device__ void weigh(const positive_chunk &u, const positive_shared &s, 
 }
 
 /* The sums over the queries of a chunk, relative to c before it. */
-__global__ void __launch_bounds__(POSITIVE_THREADS)
+__global__ void __launch_bounds__(POSITIVE_THREADS, 3)
     positive_adjoint_kernel(const __grid_constant__ positive_launch l)
 {
     extern __shared__ __align__(16) char positive_memory[];

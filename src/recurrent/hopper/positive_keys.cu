@@ -184,12 +184,11 @@ __global__ void __launch_bounds__(POSITIVE_THREADS, 3)
     positive_shared s;
     positive_shared_carve(positive_memory, u.features, POSITIVE_GRADIENT, &s);
     if (u.count <= 0) return;
-    positive_load_chunk(u, s);
+    positive_load_chunk(l, u, s);
     copy_async_commit();
     positive_fetch_state(u, s, l.adjoints);
     copy_async_wait<0>();
     __syncthreads();
-    positive_half_norms(u, s);
     find_ends(l, u, s);
     const int last = (u.count - 1) / POSITIVE_STEP;
     positive_load_item_rows(u, s, last * (int)u.x.reads);

@@ -84,7 +84,7 @@ static __device__ __forceinline__ void begin(const positive_launch &l, const pos
                                              const positive_shared &s, float (&state)[2 * TILES][4])
 {
     const float *from = l.states + positive_state_at(u);
-    positive_load_chunk(u, s);
+    positive_load_chunk(l, u, s);
     positive_load_queries(u, s, 0);
     if (positive_warp_works(u)) positive_load_state<TILES>(u, from, state);
     for (int m = (int)threadIdx.x; m < u.features; m += POSITIVE_THREADS) {
@@ -93,12 +93,11 @@ static __device__ __forceinline__ void begin(const positive_launch &l, const pos
     }
     copy_async_wait<0>();
     __syncthreads();
-    positive_half_norms(u, s);
 }
 
 /* The step's values and keys are rows at .. at + 15 of the chunk. */
 template <int TILES>
-__global__ void __launch_bounds__(POSITIVE_THREADS)
+__global__ void __launch_bounds__(POSITIVE_THREADS, 16 / TILES)
     positive_output_kernel(const __grid_constant__ positive_launch l)
 {
     extern __shared__ __align__(16) char positive_memory[];

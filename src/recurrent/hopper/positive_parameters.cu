@@ -3,8 +3,8 @@
  *
  *     dz_m = sum_t db_tm x_t + da_tm y_t,   dlog alpha_m = sum_t da_tm
  *
- * by parts of 512 tokens of a batch entry, which are added up in order. A thread block has a part of 64
- * features of a head, a warp 16 of them. */
+ * from sums of db q, da k and da. A thread block has the part of 512 tokens of a batch entry, and 64
+ * features of a head; a warp 16 of them. Parts are added up in order. */
 #include "src/recurrent/hopper/positive.cuh"
 
 /* A part: tokens first .. end - 1 of batch entry b, features m .. m + 15 of head n. */
@@ -74,61 +74,99 @@ static __device__ void add_rows(const positive_launch &l, const part_place &u, b
     }
 }
 
+/* Columns first .. of rows g and g + 8 of a part. */
+static __device__ __forceinline__ void store_part(const positive_launch &l, const part_place &u, int first,
+                                                  const float (&d)[POSITIVE_DIM / 8][4])
+{
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, width = 2 * (int)l.p.dim_qk + 1;
+    float *to = l.parts + ((u.part * l.x.heads + u.n) * l.p.features + u.m + g) * width + first + 2 * t;
+#pragma unroll
+    for (int c = 0; c < POSITIVE_DIM / 8; c++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            if (8 * c < (int)l.p.dim_qk) to[e / 2 * 8 * width + 8 * c + e % 2] = d[c][e];
+    }
+}
+
 __global__ void __launch_bounds__(POSITIVE_THREADS)
     positive_parts_kernel(const __grid_constant__ positive_launch l)
 {
     extern __shared__ __align__(16) char positive_memory[];
     __nv_bfloat16 *tile = (__nv_bfloat16 *)positive_memory; /* [64][POSITIVE_PITCH] */
     const part_place u = place_of(l);
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, width = (int)l.p.dim_qk + 1;
-    const float root = sqrtf((float)l.p.scale);
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, dim = (int)l.p.dim_qk, width = 2 * dim + 1;
+    const bool works = u.m < (int)l.p.features;
     float d[POSITIVE_DIM / 8][4], alpha[2] = { 0, 0 }, unused[2] = { 0, 0 };
     clear(d);
     add_rows(l, u, true, 0, tile, d, alpha);
+    if (works) store_part(l, u, dim, d);
+    clear(d);
     for (int64_t r = 0; r < l.x.reads; r++)
         add_rows(l, u, false, r, tile, d, unused);
-    if (u.m >= (int)l.p.features) return;
-#pragma unroll
-    for (int e = 0; e < 2; e++) {
-        float *to = l.parts + ((u.part * l.x.heads + u.n) * l.p.features + u.m + g + 8 * e) * width;
-        const float sum = quad_sum(alpha[e]);
-#pragma unroll
-        for (int c = 0; c < POSITIVE_DIM / 8; c++) {
-            if (8 * c >= (int)l.p.dim_qk) continue;
-            to[8 * c + 2 * t] = root * d[c][2 * e], to[8 * c + 2 * t + 1] = root * d[c][2 * e + 1];
-        }
-        if (t == 0) to[width - 1] = sum;
-    }
+    if (!works) return;
+    store_part(l, u, 0, d);
+    float *to = l.parts + ((u.part * l.x.heads + u.n) * l.p.features + u.m + g) * width + 2 * dim;
+    alpha[0] = quad_sum(alpha[0]), alpha[1] = quad_sum(alpha[1]);
+    if (t == 0) to[0] = alpha[0], to[8 * width] = alpha[1];
 }
 
 __global__ void __launch_bounds__(POSITIVE_THREADS)
-    positive_sum_kernel(const __grid_constant__ positive_launch l)
+    positive_total_kernel(const __grid_constant__ positive_launch l)
 {
-    const int64_t width = l.p.dim_qk + 1, all = l.x.heads * l.p.features * width,
-                  e = (int64_t)blockIdx.x * POSITIVE_THREADS + threadIdx.x, n = e / width / l.p.features,
-                  m = e / width % l.p.features, c = e % width;
-    const loam_view &z = l.a.grad_z, &alpha = l.a.grad_log_alpha;
+    const int64_t all = l.x.heads * l.p.features * (2 * l.p.dim_qk + 1),
+                  e = (int64_t)blockIdx.x * POSITIVE_THREADS + threadIdx.x;
     if (e >= all) return;
     double sum = 0;
     for (int64_t part = 0; part < positive_entries(l) * l.slices; part++)
         sum += (double)l.parts[part * all + e];
-    if (c < l.p.dim_qk && z.data) ((float *)z.data)[n * z.head + m * z.token + c] = (float)sum;
-    if (c == l.p.dim_qk && alpha.data) ((float *)alpha.data)[n * alpha.head + m] = (float)sum;
+    l.totals[e] = sum;
+}
+
+/* Row c of A or B times a row of sums; its element c without a matrix. */
+static __device__ double turned(const loam_const_view &A, int64_t n, const double *sums, int64_t dim,
+                                int64_t c)
+{
+    double x = A.data ? 0 : sums[c];
+    for (int64_t j = 0; A.data && j < dim; j++)
+        x += (double)((const float *)A.data)[n * A.head + c * A.token + j] * sums[j];
+    return x;
+}
+
+/* A thread has a number of the gradient of z, or, in column dim_qk, of log alpha. */
+__global__ void __launch_bounds__(POSITIVE_THREADS)
+    positive_parameters_kernel(const __grid_constant__ positive_launch l)
+{
+    const int64_t dim = l.p.dim_qk, width = dim + 1, e = (int64_t)blockIdx.x * POSITIVE_THREADS + threadIdx.x,
+                  n = e / width / l.p.features, m = e / width % l.p.features, c = e % width;
+    const loam_view &z = l.a.grad_z, &alpha = l.a.grad_log_alpha;
+    if (n >= l.x.heads) return;
+    const double *sums = l.totals + (n * l.p.features + m) * (2 * dim + 1), total = sums[2 * dim];
+    if (c == dim) {
+        if (alpha.data) ((float *)alpha.data)[n * alpha.head + m] = (float)total;
+    } else if (z.data) {
+        const double shift = l.turned ? total * (double)l.turned[n * dim + c] : 0,
+                     x = turned(l.a.balance, n, sums, dim, c) +
+                         turned(l.a.balance_keys, n, sums + dim, dim, c) - shift;
+        ((float *)z.data)[n * z.head + m * z.token + c] = (float)(sqrt(l.p.scale) * x);
+    }
 }
 
 loam_status positive_parameters_hopper(const positive_launch *l, loam_error *error)
 {
     const int64_t parts = positive_entries(*l) * l->slices * l->x.heads * ((l->p.features + 63) / 64),
-                  sums = (l->x.heads * l->p.features * (l->p.dim_qk + 1) + POSITIVE_THREADS - 1) /
-                         POSITIVE_THREADS;
-    REQUIRE(parts <= INT32_MAX && sums <= INT32_MAX, error, LOAM_EMEMORY,
+                  rows = l->x.heads * l->p.features,
+                  totals = (rows * (2 * l->p.dim_qk + 1) + POSITIVE_THREADS - 1) / POSITIVE_THREADS,
+                  sums = (rows * (l->p.dim_qk + 1) + POSITIVE_THREADS - 1) / POSITIVE_THREADS;
+    const size_t shared = POSITIVE_CHUNK * POSITIVE_PITCH * sizeof(__nv_bfloat16);
+    REQUIRE(parts <= INT32_MAX && totals <= INT32_MAX, error, LOAM_EMEMORY,
             "batch x heads x len_q: too large for one launch");
     if (!l->a.grad_z.data && !l->a.grad_log_alpha.data) return LOAM_OK;
     if (parts > 0) {
-        TRY(cuda_launch("positive_parts_kernel", positive_parts_kernel, parts, POSITIVE_THREADS,
-                        POSITIVE_CHUNK * POSITIVE_PITCH * sizeof(__nv_bfloat16), l->a.stream, false, error,
-                        *l));
+        TRY(cuda_launch("positive_parts_kernel", positive_parts_kernel, parts, POSITIVE_THREADS, shared,
+                        l->a.stream, false, error, *l));
     }
-    return cuda_launch("positive_sum_kernel", positive_sum_kernel, sums, POSITIVE_THREADS, 0, l->a.stream,
-                       false, error, *l);
+    TRY(cuda_launch("positive_total_kernel", positive_total_kernel, totals, POSITIVE_THREADS, 0, l->a.stream,
+                    false, error, *l));
+    return cuda_launch("positive_parameters_kernel", positive_parameters_kernel, sums, POSITIVE_THREADS, 0,
+                       l->a.stream, false, error, *l);
 }

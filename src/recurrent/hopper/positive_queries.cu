@@ -47,17 +47,16 @@ static __device__ void store_gradients(const positive_chunk &u, const positive_s
 
 static __device__ void begin(const positive_launch &l, const positive_chunk &u, const positive_shared &s)
 {
-    positive_load_chunk(u, s);
+    positive_load_chunk(l, u, s);
     positive_load_item_rows(u, s, 0);
     positive_fetch_state(u, s, l.states);
     for (int m = (int)threadIdx.x; m < u.features; m += POSITIVE_THREADS)
         s.c_1[m] = l.before[u.at * u.features + m], s.s_1[m] = s.normaliser[m];
     copy_async_wait<0>();
     __syncthreads();
-    positive_half_norms(u, s);
 }
 
-__global__ void __launch_bounds__(POSITIVE_THREADS)
+__global__ void __launch_bounds__(POSITIVE_THREADS, 3)
     positive_queries_kernel(const __grid_constant__ positive_launch l)
 {
     extern __shared__ __align__(16) char positive_memory[];

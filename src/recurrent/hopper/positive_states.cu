@@ -4,7 +4,7 @@
 
 /* S, s and c of the keys of a chunk. */
 template <int TILES>
-__global__ void __launch_bounds__(POSITIVE_THREADS)
+__global__ void __launch_bounds__(POSITIVE_THREADS, 16 / TILES)
     positive_chunk_kernel(const __grid_constant__ positive_launch l)
 {
     extern __shared__ __align__(16) char positive_memory[];
@@ -13,14 +13,13 @@ __global__ void __launch_bounds__(POSITIVE_THREADS)
     float state[2 * TILES][4];
     positive_shared_carve(positive_memory, u.features, POSITIVE_KEYS, &s);
     if (u.count <= 0) return;
-    positive_load_chunk(u, s);
+    positive_load_chunk(l, u, s);
     copy_async_commit();
     clear(state);
     for (int m = (int)threadIdx.x; m < u.features; m += POSITIVE_THREADS)
         s.c_1[m] = (float)-POSITIVE_BOUND, s.s_1[m] = 0;
     copy_async_wait<0>();
     __syncthreads();
-    positive_half_norms(u, s);
     for (int at = 0; at < u.count; at += POSITIVE_STEP) {
         positive_products<true>(u, s.k + at * POSITIVE_PITCH, s.half + at, s.a);
         __syncthreads();
