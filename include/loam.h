@@ -272,8 +272,7 @@ LOAM_API int64_t loam_plan_state_rows(const loam_plan *plan);
 /* The row of the registry that may run in place of the chosen one, or NULL: then none may, as in
  * host memory always. Rows of CUDA for Hopper read 16 bytes at a time, and leave to this one what
  * they cannot: data and strides that are not multiples of 16 bytes, broadcast strides; in a local
- * forward also wanted weights, and a scale <= 0; with positive features a shift and matrices. The result
- * is right, but slower. */
+ * forward also wanted weights, and a scale <= 0. The result is right, but slower. */
 LOAM_API const char *loam_plan_fallback(const loam_plan *plan);
 /* The row that a run with these arguments takes: the chosen
  * one or its fallback. Looks at pointers and strides alone. */
