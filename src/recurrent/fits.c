@@ -16,6 +16,19 @@ loam_status positive_fits(const loam_problem *p, loam_error *error)
     return LOAM_OK;
 }
 
+/* Products take 16 channels, or features, at a time; a warp has 16 channels of v, and a block four of
+ * them. */
+loam_status positive_hopper_fits(const loam_problem *p, loam_error *error)
+{
+    TRY(positive_fits(p, error));
+    REQUIRE(p->dim_qk % 16 == 0 && p->dim_qk <= 64 && p->dim_v % 16 == 0 && p->dim_v <= 64, error,
+            LOAM_EUNSUPPORTED, "dim_qk, dim_v: %lld, %lld, this kernel takes 16, 32, 48 or 64",
+            (long long)p->dim_qk, (long long)p->dim_v);
+    REQUIRE(p->features % 16 == 0 && p->features <= 256, error, LOAM_EUNSUPPORTED,
+            "features: %lld, this kernel takes multiples of 16 up to 256", (long long)p->features);
+    return LOAM_OK;
+}
+
 /* The tiles of these kernels are 64 channels wide, and states are square. */
 loam_status recurrent_hopper_fits(const loam_problem *p, loam_error *error)
 {

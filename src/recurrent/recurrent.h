@@ -27,7 +27,8 @@ extern "C" {
 #define KERNEL(machine, ...) KERNEL_DECLARE_##machine(__VA_ARGS__)
 #include "src/recurrent/kernels.def"
 #undef KERNEL
-kernel_fits_fn recurrent_fits, recurrent_hopper_fits, recurrent_mesa_hopper_fits, positive_fits;
+kernel_fits_fn recurrent_fits, recurrent_hopper_fits, recurrent_mesa_hopper_fits, positive_fits,
+    positive_hopper_fits;
 
 /* ------------------------------------------------------------------ mechanisms: the switches
  * of the recurrence */

@@ -28,6 +28,18 @@ int kernel_turns_keys(const char *name) { return strncmp(name, "local_path", str
 
 int kernel_is_positive(const char *name) { return strncmp(name, "positive_", strlen("positive_")) == 0; }
 
+static int64_t sixteens(int64_t n, int64_t most)
+{
+    const int64_t whole = (n + 15) / 16 * 16;
+    return whole < most ? whole : most;
+}
+
+static void take_tiled_features(spec *s)
+{
+    s->dim_qk = sixteens(s->dim_qk, 64), s->dim_v = sixteens(s->dim_v, 64);
+    s->features = sixteens(s->features, 256);
+}
+
 #define LEAVE_OUT(name, member, ...) s->member = 0;
 
 void kernel_take_path(spec *s)
@@ -50,6 +62,10 @@ void kernel_fit(spec *s)
         }
     }
     if (!kernel_tiled(&info)) return;
+    if (kernel_is_positive(info.name)) {
+        take_tiled_features(s);
+        return;
+    }
     if (kernel_lists(info.mechanisms, "mesa")) {
         s->dim_qk = s->dim_v = 64;
         s->feature_map = s->feature_map == LOAM_FEATURES_ELU ? LOAM_FEATURES_UNIT : s->feature_map;

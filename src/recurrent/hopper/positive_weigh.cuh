@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: MIT
+ * Queries of positive random features on Hopper: a step's rows, and their weights on the state and the step's
+ * keys. */
+#ifndef LOAM_RECURRENT_HOPPER_POSITIVE_WEIGH_CUH
+#define LOAM_RECURRENT_HOPPER_POSITIVE_WEIGH_CUH
+
+#include "src/recurrent/hopper/positive.cuh"
+
+/* Rows of the step and read that `item` counts, steps of all reads in order, into their half of a tile. */
+static __device__ __forceinline__ void positive_load_item(const positive_chunk &u,
+                                                          const loam_const_view &from, int columns, int item,
+                                                          __nv_bfloat16 *tile)
+{
+    const int step = item / (int)u.x.reads, r = item % (int)u.x.reads, left = u.count - step * POSITIVE_STEP;
+    const int64_t head = positive_query_head(&u.x, u.n, r);
+    fill_tile<POSITIVE_STEP, POSITIVE_DIM, POSITIVE_THREADS>(
+        tile + item % 2 * POSITIVE_STEP * POSITIVE_PITCH,
+        positive_rows(u, from, head, u.first + step * POSITIVE_STEP), left, 0, columns, NULL);
+}
+
+/* Is there such an item? */
+static __device__ __forceinline__ bool positive_has_item(const positive_chunk &u, int item)
+{
+    return item >= 0 && item / (int)u.x.reads * POSITIVE_STEP < u.count;
+}
+
+static __device__ __forceinline__ void positive_load_queries(const positive_chunk &u,
+                                                             const positive_shared &s, int item)
+{
+    if (positive_has_item(u, item)) positive_load_item(u, u.x.a->q, (int)u.x.p->dim_qk, item, s.q);
+    copy_async_commit();
+}
+
+/* The sum, and the largest, over the eight threads of a row. */
+static __device__ __forceinline__ float positive_row_sum(float x)
+{
+    x += __shfl_xor_sync(~0u, x, 1);
+    x += __shfl_xor_sync(~0u, x, 2);
+    return x + __shfl_xor_sync(~0u, x, 4);
+}
+
+static __device__ __forceinline__ float positive_row_max(float x)
+{
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 4));
+}
+
+/* w of query i and key j, both rows less c_1. */
+static __device__ __forceinline__ float positive_pair(const float *a, const float *b, int features)
+{
+    float sum = 0;
+    for (int m = 0; m < features; m += 4) {
+        const float4 x = *(const float4 *)(a + m), y = *(const float4 *)(b + m);
+        sum += (exp2_fast(x.x + y.x) + exp2_fast(x.y + y.y)) + (exp2_fast(x.z + y.z) + exp2_fast(x.w + y.w));
+    }
+    return sum;
+}
+
+/* From the logarithms of the queries: queries, b less top - c_1, weights; top and divisor, unless these are
+ * KNOWN. Eight threads of a warp have a row. */
+template <bool KNOWN> static __device__ void positive_weigh(const positive_chunk &u, const positive_shared &s)
+{
+    const int i = (int)threadIdx.x / 8, lane = (int)threadIdx.x % 8;
+    float *b = s.b + i * u.pitch, *queries = s.queries + i * u.pitch, top = KNOWN ? s.top[i] : -INFINITY;
+    const float *c = s.c + i * u.pitch;
+    float divisor = 0;
+    for (int m = lane; m < u.features; m += 8) {
+        b[m] = positive_hold_float(b[m]);
+        if (!KNOWN) top = fmaxf(top, b[m] + c[m]);
+    }
+    if (!KNOWN) top = positive_row_max(top);
+    for (int m = lane; m < u.features; m += 8) {
+        const float query = exp2_fast((float)LOG2E * (b[m] + s.c_0[m] - top));
+        queries[m] = query;
+        divisor = fmaf(query, s.s_0[m], divisor);
+        b[m] = (float)LOG2E * (b[m] + s.c_1[m] - top);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int j = lane; j < POSITIVE_STEP; j += 8) {
+        const float w = j <= i ? positive_pair(s.a + j * u.pitch, b, u.features) : 0;
+        s.weights[i * POSITIVE_PAIRS_PITCH + j] = w;
+        divisor += w;
+    }
+    if (KNOWN) return;
+    divisor = positive_row_sum(divisor);
+    if (lane == 0) s.top[i] = top, s.divisor[i] = divisor;
+}
+
+#endif
