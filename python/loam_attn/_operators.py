@@ -103,25 +103,32 @@ def _(*args: Any) -> list[Tensor]:
     return [_new_like(name, values[name]) for name, want in zip(INPUTS, wanted) if want]
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    mechanism, state, save = inputs[0], inputs[_ARGS], inputs[-1]
-    tensors = inputs[1 : 2 + len(INPUTS)]
-    saved = output[-1] if save and mechanism not in RECURRENT else None
-    ctx.save_for_backward(*tensors, saved)
-    ctx.mechanism, ctx.options, ctx.state = mechanism, inputs[2 + len(INPUTS) : _ARGS], state
+class Operation(torch.autograd.Function):
+    """loam::forward with gradients, for what traces: torch.compile and torch.func."""
 
+    generate_vmap_rule = True
 
-def _differentiate(ctx: Any, grads: list[Tensor | None]) -> tuple[Tensor | None, ...]:
-    *tensors, saved = ctx.saved_tensors
-    wanted = list(ctx.needs_input_grad[1 : 1 + len(INPUTS)])
-    call = (ctx.mechanism, *tensors, *ctx.options)
-    grad_state = grads[1] if ctx.state else None
-    found = iter(torch.ops.loam.backward(*call, saved, grads[0], grad_state, wanted))
-    inputs = [next(found) if want else None for want in wanted]
-    return (None, *inputs, *[None] * (1 + len(OPTIONS) + len(_FLAGS)))
+    @staticmethod
+    def forward(*args: Any) -> tuple[Tensor, ...]:
+        return tuple(torch.ops.loam.forward(*args))
 
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        mechanism, state, save = inputs[0], inputs[_ARGS], inputs[-1]
+        saved = output[-1] if save and mechanism not in RECURRENT else None
+        ctx.save_for_backward(*inputs[1 : 2 + len(INPUTS)], saved)
+        ctx.mark_non_differentiable(*output[2 if state else 1 :])
+        ctx.mechanism, ctx.options, ctx.state = mechanism, inputs[2 + len(INPUTS) : _ARGS], state
 
-torch.library.register_autograd("loam::forward", _differentiate, setup_context=_setup, lib=_library)
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        *tensors, saved = ctx.saved_tensors
+        wanted = list(ctx.needs_input_grad[1 : 1 + len(INPUTS)])
+        call = (ctx.mechanism, *tensors, *ctx.options)
+        grad_state = grads[1] if ctx.state else None
+        found = iter(torch.ops.loam.backward(*call, saved, grads[0], grad_state, wanted))
+        inputs = [next(found) if want else None for want in wanted]
+        return (None, *inputs, *[None] * (1 + len(OPTIONS) + len(_FLAGS)))
 
 
 def _has_batch(name: str, axes: int) -> bool:
@@ -186,10 +193,11 @@ def run(mechanism: str, values: dict[str, Any]) -> tuple[Any, ...]:
     )
     flags = [bool(values.get(name)) for name in _FLAGS[:3]]
     call = [values.get(name) for name in _NAMES]
-    results = list(torch.ops.loam.forward(mechanism, *call, *flags, differentiable))
+    operation = Operation.apply if differentiable else torch.ops.loam.forward
+    results = list(operation(mechanism, *call, *flags, differentiable))
     if differentiable and mechanism not in RECURRENT:
         results.pop()
     first = 2 if mechanism in RECURRENT else 1
     if first == 2 and not flags[0]:
         results.insert(1, None)
-    return (*results[:first], *(x.detach() for x in results[first:]))
+    return tuple(results)

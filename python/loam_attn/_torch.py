@@ -48,12 +48,16 @@ def on_device(pass_: Any, mechanism: str, values: dict[str, Any]) -> Any:
         return pass_(mechanism, stream=torch.cuda.current_stream().cuda_stream, **values)
 
 
+def _together(options: dict[str, Any], inputs: Any) -> dict[str, Any]:
+    return {**options, **{name: x for name, x in zip(INPUTS, inputs) if x is not None}}
+
+
 class Attention(torch.autograd.Function):
     """A forward that keeps what its backward needs."""
 
     @staticmethod
     def forward(ctx: Any, mechanism: str, options: dict[str, Any], *inputs: Tensor | None) -> Any:
-        values = {**options, **dict(zip(INPUTS, inputs))}
+        values = _together(options, inputs)
         *results, saved = on_device(_core.run, mechanism, {**values, "save": True})
         ctx.mechanism, ctx.options = mechanism, options
         ctx.save_for_backward(*inputs, saved)
@@ -67,7 +71,7 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, grad_o: Tensor | None, *rest: Tensor | None) -> Any:
         *inputs, saved = ctx.saved_tensors
         grad_state = rest[0] if ctx.mechanism in RECURRENT else None
-        values = {**ctx.options, **dict(zip(INPUTS, inputs))}
+        values = _together(ctx.options, inputs)
         wanted = ctx.needs_input_grad[2:]
         return None, None, *gradients(ctx.mechanism, values, saved, grad_o, grad_state, wanted)
 
