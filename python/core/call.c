@@ -70,7 +70,7 @@ static bool choose_backend(call *c)
     return true;
 }
 
-static bool choose_threads(call *c)
+bool choose_threads(call *c)
 {
     c->problem.threads = c->module->threads;
     if (c->problem.threads || !is_tensors(c) || c->on_device) return true;
@@ -152,7 +152,7 @@ static bool keep_value(call *c, PyObject *name, PyObject *value)
     /* Names in source code are interned, as those of the module are; others need not be. */
     for (int k = 0; i == COUNT && k < COUNT; k++)
         if (PyUnicode_Compare(c->module->names[k], name) == 0) i = k;
-    if (i == COUNT || i == O) {
+    if (i == COUNT || i == O || i == POSITIONS) {
         PyErr_Format(PyExc_TypeError, "run() has no argument %R", name);
         return false;
     }

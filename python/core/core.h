@@ -38,6 +38,7 @@ enum {
     CU_SEQLENS = ARRAYS,
     SAVED_IN,
     WANTED_GRADIENTS,
+    POSITIONS,
     OPTIONS, /* where those of loam_problem begin */
     O = OPTIONS + 12,
     STATE_OUT,
@@ -181,5 +182,10 @@ PyObject *run_forward(PyObject *module, PyObject *const *args, Py_ssize_t count,
 PyObject *run_decode(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *run_backward(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *plan_of(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
+
+bool choose_threads(call *c);
+
+/* rope.c */
+PyObject *rope(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 #endif

@@ -37,6 +37,7 @@ const parameter PARAMETERS[COUNT] = {
     [CU_SEQLENS] = { "cu_seqlens", "cu_q", SPECIAL, 0, NULL, NULL, 0, NULL },
     [SAVED_IN] = { "saved", "saved", SPECIAL, 0, NULL, NULL, 0, NULL },
     [WANTED_GRADIENTS] = { "wanted", "wanted", SPECIAL, 0, NULL, NULL, 0, NULL },
+    [POSITIONS] = { "positions", "positions", SPECIAL, 0, NULL, NULL, 0, NULL },
     [OPTIONS] = OPTION("scale", scale, REAL, NULL),
     OPTION("soft_cap", soft_cap, REAL, NULL),
     OPTION("window_size", window, SIZE, NULL),

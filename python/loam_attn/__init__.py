@@ -30,6 +30,7 @@ from loam_attn._core import get_num_threads, set_num_threads
 from loam_attn.cache import Cache
 from loam_attn.gradients import vjp
 from loam_attn.local import forgetting_attention, lla, parallax, path_attention, softmax_attention
+from loam_attn.positions import rope
 from loam_attn.recurrent import (
     delta_rule,
     gated_delta_rule,
@@ -56,6 +57,7 @@ __all__ = [
     "parallax",
     "path_attention",
     "retention",
+    "rope",
     "set_num_threads",
     "softmax_attention",
     "ssd",

@@ -201,3 +201,58 @@ def run(mechanism: str, values: dict[str, Any]) -> tuple[Any, ...]:
     if first == 2 and not flags[0]:
         results.insert(1, None)
     return tuple(results)
+
+
+_library.define(
+    "rope(Tensor x, Tensor? positions, int offset, int dim, float base, bool interleaved, bool inverse) -> Tensor"
+)
+
+
+def _rope(x: Tensor, *options: Any) -> Tensor:
+    if not x.is_cuda:
+        return _core.rope(x, *options, 0)
+    with torch.cuda.device(x.device):
+        return _core.rope(x, *options, torch.cuda.current_stream().cuda_stream)
+
+
+for _kind in "CPU", "CUDA":
+    _library.impl("rope", _rope, _kind)
+
+
+@torch.library.register_fake("loam::rope", lib=_library)
+def _(x: Tensor, *options: Any) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+class Rope(torch.autograd.Function):
+    """loam::rope; gradients are turned back."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, *options: Any) -> Tensor:
+        return torch.ops.loam.rope(x, *options, False)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.options = inputs[1:]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return torch.ops.loam.rope(grad, *ctx.options, True), *[None] * 5
+
+
+@torch.library.register_vmap("loam::rope", lib=_library)
+def _(info: Any, in_dims: Any, x: Tensor, positions: Tensor | None, *options: Any) -> tuple[Tensor, int]:
+    n = info.batch_size
+    if positions is not None and (positions.dim() > 1 or in_dims[1] is not None):
+        raise ValueError("positions: one for each sequence, expected [T] under vmap")
+    return _unfold(torch.ops.loam.rope(_fold("x", x, in_dims[0], n), positions, *options), n), 0
+
+
+def rope(x: Tensor, *options: Any) -> Tensor:
+    if not isinstance(x, Tensor):
+        return _core.rope(x, *options, False, 0)
+    if torch.is_grad_enabled() and (x.requires_grad or torch._C._are_functorch_transforms_active()):
+        return Rope.apply(x, *options)
+    return torch.ops.loam.rope(x, *options, False)

@@ -97,10 +97,16 @@ class Cache:
         few = k.shape[1] <= _FEW_QUERIES and not getattr(q, "is_cuda", False)
         if mechanism not in _LOCAL:
             return self._advance(mechanism, values, few)
+        before = self._tokens
         self._append(values, k.shape[1])
-        if few:
-            return _run.decode(mechanism, {**values, **self._arrays, "keys": self._tokens})
-        return _run.run(mechanism, **{**values, **self.arrays()})
+        try:
+            if few:
+                return _run.decode(mechanism, {**values, **self._arrays, "keys": self._tokens})
+            return _run.run(mechanism, **{**values, **self.arrays()})
+        except BaseException:
+            # A refused call leaves the cache as it was.
+            self._tokens = before
+            raise
 
     def _advance(self, mechanism: str, values: dict[str, Any], few: bool) -> Any:
         if values.get("initial_state") is not None:
