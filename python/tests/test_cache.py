@@ -63,9 +63,7 @@ def test_results_beside_o():
     assert lse.shape == info.shape == (B, 1, 4)
     cache = la.Cache()
     _, none = la.gla(d.q, d.k, d.v, d.gk, cache=cache)
-    _, state = la.gla(
-        d.q[:, :1], d.k[:, :1], d.v[:, :1], d.gk[:, :1], cache=cache, output_final_state=True
-    )
+    _, state = la.gla(d.q[:, :1], d.k[:, :1], d.v[:, :1], d.gk[:, :1], cache=cache, output_final_state=True)
     assert none is None and state is cache.state
 
 
@@ -91,7 +89,9 @@ def test_refused():
     la.softmax_attention(d.q, d.k, d.v, cache=cache)
     with pytest.raises(ValueError, match="cache: has k, v, and not k, v, g"):
         la.forgetting_attention(d.q, d.k, d.v, d.g, cache=cache)
-    with pytest.raises(ValueError, match=r"k: shape \[1, 23, 4, 8\], expected \[2, 64, 4, 8\] but for tokens"):
+    with pytest.raises(
+        ValueError, match=r"k: shape \[1, 23, 4, 8\], expected \[2, 64, 4, 8\] but for tokens"
+    ):
         la.softmax_attention(d.q[:1], d.k[:1], d.v[:1], cache=cache)
     with pytest.raises(ValueError, match="soft_cap: -1"):
         la.softmax_attention(d.q, d.k, d.v, soft_cap=-1, cache=cache)

@@ -24,7 +24,11 @@ def turned(x, positions, dim, base, interleaved):
 def test_angles(dtype, bound, interleaved):
     x, t = X.astype("f2").astype(dtype), np.arange(7)[None]
     options = dict(dim=6, base=100.0, interleaved=interleaved)
-    for positions, want in ((None, t), (np.array([5, 3, 0, 9, 1, 1, 2]), None), (np.stack([t[0], t[0] + 3]), None)):
+    for positions, want in (
+        (None, t),
+        (np.array([5, 3, 0, 9, 1, 1, 2]), None),
+        (np.stack([t[0], t[0] + 3]), None),
+    ):
         want = positions.reshape(-1, 7) if want is None else want
         o = la.rope(x, positions, **options)
         assert o.dtype == dtype

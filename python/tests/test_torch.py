@@ -290,7 +290,9 @@ VALUE = {
     "k: shape [2, 23, 4, 3]": lambda d: la.softmax_attention(d.q, d.k[..., :3], d.v),
     "backend: 'cuda', expected": lambda d: la.softmax_attention(d.q, d.k, d.v, backend="cuda"),
     "k: on device meta, expected cpu": lambda d: la.softmax_attention(d.q, d.k.to("meta"), d.v),
-    "cache: has no gradients": lambda d: la.softmax_attention(d.q.requires_grad_(), d.k, d.v, cache=la.Cache()),
+    "cache: has no gradients": lambda d: la.softmax_attention(
+        d.q.requires_grad_(), d.k, d.v, cache=la.Cache()
+    ),
 }
 
 
@@ -311,7 +313,9 @@ def test_packed_sequences(name):
         o.detach().numpy(), output(ALL[name](Data("f4", batch=1), cu_seqlens=ends.int().numpy()))
     )
     q = d.q[:, 5:14].detach().requires_grad_()
-    part = changed(d, {n: x[:, 5:14].detach() for n, x in d.leaves().items() if x.dim() > 2 and x.shape[0] == 1})
+    part = changed(
+        d, {n: x[:, 5:14].detach() for n, x in d.leaves().items() if x.dim() > 2 and x.shape[0] == 1}
+    )
     part.q = q
     output(ALL[name](part)).sum().backward()
     assert torch.allclose(d.q.grad[:, 5:14], q.grad, atol=1e-6)
