@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * What NumPy and PyTorch do each in their way: where an array lies, and how a new one is made. Arrays of NumPy
- * come by the buffer protocol, tensors by their data pointer. */
+ * What NumPy and PyTorch do each in their way: where an array lies, and how a new one is made. Arrays of
+ * NumPy come by the buffer protocol, tensors by their data pointer. */
 #include "python/core/core.h"
 
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
- * The extension module loam_attn._core: one call of loam.h on arrays of NumPy or tensors of PyTorch, told apart
- * by their names alone; what a mechanism does not have, the library refuses. Arrays are read where they lie,
- * but those whose channels are not contiguous, which are copied. Plans are cached by problem; the GIL guards
- * the cache and is released while a plan runs.
+ * The extension module loam_attn._core: one call of loam.h on arrays of NumPy or tensors of PyTorch, told
+ * apart by their names alone; what a mechanism does not have, the library refuses. Arrays are read where they
+ * lie, but those whose channels are not contiguous, which are copied. Plans are cached by problem; the GIL
+ * guards the cache and is released while a plan runs.
  */
 #ifndef LOAM_PYTHON_CORE_H
 #define LOAM_PYTHON_CORE_H

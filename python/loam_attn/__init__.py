@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Attention as local regression, for arrays of NumPy and tensors of PyTorch: Loam's C library in the conventions
-of flash-linear-attention.
+"""Attention as local regression, for arrays of NumPy and tensors of PyTorch: Loam's C library in the
+conventions of flash-linear-attention.
 
-Arrays are [B, T, H, D]: batch, tokens, heads, channels. q, k and v have one dtype, float32, float16,
-bfloat16 (of PyTorch or ml_dtypes) or float64; float64 is computed by the slow reference. Gates and other small
-arrays are float32, with float64 they are float64. Gates `g` are natural logarithms, <= 0. Results are new arrays
-of the same kind, on the same device; tensors have gradients, arrays of NumPy have them by `vjp`.
+Arrays are [B, T, H, D]: batch, tokens, heads, channels. q, k and v have one dtype, float32, float16, bfloat16
+(of PyTorch or ml_dtypes) or float64; float64 is computed by the slow reference. Gates and other small arrays
+are float32, with float64 they are float64. Gates `g` are natural logarithms, <= 0. Results are new arrays of
+the same kind, on the same device; tensors have gradients, arrays of NumPy have them by `vjp`.
 
 Options that functions share:
 
@@ -18,7 +18,7 @@ output_final_state  recurrences return (o, state) always; the state is None with
 return_lse          one more result: log sum exp of each row's scores, [B, T, H], without gradients.
 return_info         one more result: how each row was solved, [B, T, H], with fields code (0: well,
                     1: no visible key, 2: singular), solver, iterations, residual.
-backend             "auto", "cpu", "reference" (float64 from the equations, slow), or for tensors on a GPU "cuda".
+backend             "auto", "cpu", "reference" (float64 from the equations, slow); on a GPU "auto" or "cuda".
 
 ValueError says which argument is wrong, what was found and what was expected; TypeError likewise of types.
 """

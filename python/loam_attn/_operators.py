@@ -204,7 +204,8 @@ def run(mechanism: str, values: dict[str, Any]) -> tuple[Any, ...]:
 
 
 _library.define(
-    "rope(Tensor x, Tensor? positions, int offset, int dim, float base, bool interleaved, bool inverse) -> Tensor"
+    "rope(Tensor x, Tensor? positions, int offset, int dim, float base, bool interleaved, bool inverse)"
+    " -> Tensor"
 )
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The one way from a function to the library: arrays of NumPy go straight to it, tensors by way of PyTorch."""
+"""The one way from a function to the library: arrays of NumPy go straight to it, tensors by way of
+PyTorch."""
 
 from __future__ import annotations
 

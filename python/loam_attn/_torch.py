@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Tensors of PyTorch. Plain ones go to the library by an autograd.Function; those of torch.compile, torch.func
-and other modes by the operators loam::forward and loam::backward (loam_attn._operators)."""
+"""Tensors of PyTorch. Plain ones go to the library by an autograd.Function; those of torch.compile,
+torch.func and other modes by the operators loam::forward and loam::backward (loam_attn._operators)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What generation keeps of the tokens before: keys and values, in room that grows, or a recurrence's state."""
+"""What generation keeps of the tokens before: keys and values, in room that grows, or a recurrence's
+state."""
 
 from __future__ import annotations
 
@@ -22,9 +23,10 @@ def _room(x: Array, tokens: int) -> Array:
 
 
 class Cache:
-    """The tokens that one layer has seen. Each function takes one as `cache`: the call then has the new tokens
-    alone, and sees all before them. Local mechanisms keep keys, values and what else goes with keys, in arrays
-    [B, capacity, H, D] that double when they are full; recurrences keep their state. There are no gradients.
+    """The tokens that one layer has seen. Each function takes one as `cache`: the call then has the new
+    tokens alone, and sees all before them. Local mechanisms keep keys, values and what else goes with keys,
+    in arrays [B, capacity, H, D] that double when they are full; recurrences keep their state. There are no
+    gradients.
 
     >>> import numpy as np, loam_attn
     >>> rng = np.random.default_rng(0)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Models of Hugging Face's transformers on Loam: after register() they take attn_implementation="loam_softmax",
-"loam_lla" or "loam_parallax", in from_pretrained, from_config and set_attn_implementation."""
+"""Models of Hugging Face's transformers on Loam: after register() they take
+attn_implementation="loam_softmax", "loam_lla" or "loam_parallax", in from_pretrained, from_config and
+set_attn_implementation."""
 
 from __future__ import annotations
 
@@ -115,8 +116,9 @@ def _lla(
 def register() -> None:
     """Adds loam_softmax, loam_lla and loam_parallax to transformers' attention implementations.
 
-    loam_lla has the ridge that a model's config says as `loam_ridge` and `loam_ridge_unit`, or 1: the larger, the
-    nearer is softmax attention. Masks may be causal, of windows, and of padding; caches may grow. Attention dropout must be 0.
+    loam_lla has the ridge that a model's config says as `loam_ridge` and `loam_ridge_unit`, or 1: the larger,
+    the nearer is softmax attention. Masks may be causal, of windows, and of padding; caches may grow.
+    Attention dropout must be 0.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> register()

@@ -23,13 +23,14 @@ def rope(
 ) -> Array:
     """RoPE: turns plane c of token t by the angle position_t base^(-2 c / dim).
 
-    x [B, T, H, K], of queries or keys -> the same. positions [T] or [B, T], int64; None: offset + t. The first
-    `dim` channels turn (None: all); a plane is channels c and c + dim / 2, or with `interleaved` 2 c and 2 c + 1.
+    x [B, T, H, K], of queries or keys -> the same. positions [T] or [B, T], int64; None: offset + t. The
+    first `dim` channels turn (None: all); a plane is channels c and c + dim / 2, or with `interleaved` 2 c
+    and 2 c + 1.
 
     >>> import numpy as np
     >>> x = np.ones((1, 4, 1, 8), "float32")
     >>> turned = rope(x)
-    >>> bool(np.array_equal(turned[:, 0], x[:, 0])), bool(np.array_equal(turned[:, 1:], rope(x[:, 1:], offset=1)))
+    >>> bool(np.allclose(turned[:, 0], x[:, 0])), bool(np.allclose(turned[:, 1:], rope(x[:, 1:], offset=1)))
     (True, True)
     """
     numbers: tuple[Any, ...] = (offset, dim or 0, base, interleaved)

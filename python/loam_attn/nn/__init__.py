@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Layers of PyTorch around Loam's functions: projections, norms, gates and positions are PyTorch's and Loam's, the
-attention between is one call of the library.
+"""Layers of PyTorch around Loam's functions: projections, norms, gates and positions are PyTorch's and
+Loam's, the attention between is one call of the library.
 
 All are made alike, Layer(hidden_size, num_heads, *, options), and called alike, layer(x, cache=None,
 cu_seqlens=None): x [B, T, hidden_size] -> the same. Their options are documented at LocalLayer and

@@ -20,8 +20,8 @@ class LocalLayer(nn.Module):
 
     num_heads heads of queries and num_kv_heads of keys and values (None: as many), of head_dim channels
     (None: hidden_size / num_heads). qk_norm: an RMSNorm of queries and keys by heads. rope_base: rotary
-    positions with this base (None: none). window_size: the last tokens that a query sees (None: all). bias: of
-    the projections.
+    positions with this base (None: none). window_size: the last tokens that a query sees (None: all). bias:
+    of the projections.
     """
 
     def __init__(
@@ -157,8 +157,8 @@ class ForgettingAttention(LocalLayer):
 
 class PaTHAttention(LocalLayer):
     """PaTH attention: keys are reflected along w = x W_1 W_2 of length 1, of rank w_rank, with strengths 2
-    sigmoid(x W_b), by heads of keys; forget_gate adds FoX's. The reflections are its positions: it has no RoPE
-    and no window.
+    sigmoid(x W_b), by heads of keys; forget_gate adds FoX's. The reflections are its positions: it has no
+    RoPE and no window.
 
     >>> layer = PaTHAttention(32, 4, num_kv_heads=2, forget_gate=True)
     >>> layer(torch.randn(2, 16, 32)).shape

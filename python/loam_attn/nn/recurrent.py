@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Layers of the recurrent family: Gated DeltaNet, Kimi delta attention, MesaNet and gated linear attention."""
+"""Layers of the recurrent family: Gated DeltaNet, Kimi delta attention, MesaNet and gated linear
+attention."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ class RecurrentLayer(nn.Module):
     """Projections around a recurrence; the classes below say which.
 
     num_heads heads of queries and keys, num_v_heads of values (None: as many, else a multiple), of head_dim
-    channels (None: hidden_size / num_heads) and v_head_dim (None: head_dim). Each head's output goes through an
-    RMSNorm and, with `gate`, is multiplied by silu(x W_z). bias: of the projections. There is no short
+    channels (None: hidden_size / num_heads) and v_head_dim (None: head_dim). Each head's output goes through
+    an RMSNorm and, with `gate`, is multiplied by silu(x W_z). bias: of the projections. There is no short
     convolution. Packed sequences each begin from 0.
     """
 
