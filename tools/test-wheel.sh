@@ -16,7 +16,7 @@ if ! $pip download -q --no-deps -d "$work/reached" scikit-build-core >"$work/rea
     echo "test-wheel: skipped, PyPI cannot be reached: $(tail -n 1 "$work/reached.log")"
     exit 0
 fi
-$pip wheel -q --no-deps -C cmake.define.LOAM_CUDA=OFF -w "$work/dist" .
+$pip wheel -q --no-deps --config-settings=cmake.define.LOAM_CUDA=OFF -w "$work/dist" .
 $pip install -q "$work"/dist/loam_attn-*.whl pytest ml_dtypes
 if [ "${1:-}" = torch ]; then
     $pip install -q torch transformers flash-linear-attention
