@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: MIT
 """Tensors of PyTorch: the same bits as arrays of NumPy, gradients, and what PyTorch does with functions."""
 
+import contextlib
 import copy
+import gc
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -273,9 +279,6 @@ for n in 1, 3:
     loam_attn.softmax_attention(x, x, x)
     print(len(os.listdir("/proc/self/task")) - before)
 """
-    import subprocess
-    import sys
-
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert out.split() == ["0", "2"]
 
@@ -319,6 +322,30 @@ def test_packed_sequences(name):
     part.q = q
     output(ALL[name](part)).sum().backward()
     assert torch.allclose(d.q.grad[:, 5:14], q.grad, atol=1e-6)
+
+
+def test_the_page_runs():
+    page = Path(__file__).parents[2] / "docs" / "python.md"
+    blocks = re.findall("```python\n(.*?)```", page.read_text(), re.S)
+    ours = [block for block in blocks if "torch" in block]
+    assert len(ours) == 2
+    exec("import loam_attn\n" + "\n".join(ours), {})
+
+
+def test_calls_leave_nothing():
+    d = Tensors(differentiable=True)
+    calls = [lambda name=name: ALL[name](d) for name in KINDS]
+    calls += [lambda call=call: call(Tensors()) for call in (TYPE | VALUE).values()]
+    before = None
+    for _ in range(3):
+        for call in calls:
+            with contextlib.suppress(TypeError, ValueError):
+                output(call()).sum().backward()
+        gc.collect()
+        counts = [sys.getrefcount(x) for x in (torch.float32, d.q, d.k, d.g, torch.Tensor)]
+        alive = sum(type(x) is torch.Tensor for x in gc.get_objects())
+        assert before in (None, (counts, alive))
+        before = counts, alive
 
 
 @cuda
