@@ -123,6 +123,27 @@ def test_special_cases():
     assert torch.allclose(window(x)[:, 10:], window(x[:, 4:])[:, 6:], atol=1e-5)
 
 
+def test_the_ridge_is_that_of_the_equation():
+    layer, x = layers.LocalLinearAttention(C, H, rope_base=None, ridge_least=0.2, ridge_most=0.9), tokens()
+    heads = lambda projection: projection(x).unflatten(-1, (H, C // H))
+    ridge = 0.2 + 0.7 / (1 + torch.exp(-layer.ridge_proj(x)))
+    o = la.lla(heads(layer.q_proj), heads(layer.k_proj), heads(layer.v_proj), ridge)
+    assert torch.allclose(layer(x), layer.o_proj(o.flatten(-2)), atol=1e-6)
+
+
+def test_decays_are_those_of_the_equations():
+    x = tokens()
+    a, rate, bias = layers.GatedDeltaNet(C, H), torch.rand(H), torch.randn(H)
+    with torch.no_grad():
+        a.decay.rate.copy_(rate), a.decay.bias.copy_(bias)
+    want = -rate.exp() * torch.log1p(torch.exp(a.a_proj(x) + bias))
+    assert torch.allclose(a.decay(a.a_proj(x)), want, atol=1e-5)
+    start = layers.KimiDeltaAttention(512, 64).decay
+    step = torch.nn.functional.softplus(start.bias)
+    assert 0.0009 < step.min() < 0.002 and 0.05 < step.max() < 0.11
+    assert 0.9 < start.rate.exp().min() < 3 and 13 < start.rate.exp().max() < 16.1
+
+
 def test_refused():
     for text, call in {
         "hidden_size: 32, expected a multiple of num_heads 5": lambda: layers.SoftmaxAttention(C, 5),

@@ -249,17 +249,23 @@ def test_vmap_over_what_has_no_batch():
         torch.func.vmap(call)(torch.stack([d.slope, d.slope]))
 
 
-def test_operators_are_sound():
+@pytest.mark.parametrize("mechanism", ["lla", "gla"])
+def test_operators_are_sound(mechanism):
     d = Tensors(differentiable=True)
     from loam_attn import _operators
 
-    values = dict(q=d.q, k=d.k, v=d.v, ridge_number=0.5)
+    gated = mechanism == "gla"
+    values = dict(q=d.q, k=d.k, v=d.v, **(dict(g=d.gk) if gated else dict(ridge_number=0.5)))
     call = [values.get(name) for name in _operators._NAMES]
     # What is saved has padding, which no two calls need agree in.
-    args = ("lla", *call, False, True, False, False)
+    args = (mechanism, *call, gated, not gated, True, False)
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_static")
     with torch.no_grad():
         torch.library.opcheck(torch.ops.loam.forward.default, args, test_utils=checks)
+        wanted = [x is not None and x.is_floating_point() for x in call[:12]]
+        saved = None if gated else torch.ops.loam.forward(mechanism, *call, False, False, False, True)[-1]
+        args = (mechanism, *call, saved, torch.ones_like(d.v), None, wanted)
+        torch.library.opcheck(torch.ops.loam.backward.default, args, test_utils=checks)
 
 
 def test_second_gradients_are_refused():

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from loam_attn import local
 from loam_attn.cache import Cache
-from loam_attn.nn.parts import LowRank, by_heads, positions_of, real
+from loam_attn.nn.parts import LowRank, by_heads, real
 from loam_attn.positions import rope
 
 
@@ -57,16 +57,15 @@ class LocalLayer(nn.Module):
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}"
 
-    def turn(self, x: Tensor, cache: Cache | None, cu_seqlens: Tensor | None) -> Tensor:
-        """Rotary positions of queries, keys or probes."""
+    def turn(self, x: Tensor, cache: Cache | None) -> Tensor:
+        """Rotary positions of queries, keys or probes. Only their differences count: packed sequences go on."""
         if self.rope_base is None:
             return x
-        offset = 0 if cache is None else len(cache)
-        return rope(x, positions_of(x, cu_seqlens), offset=offset, base=self.rope_base)
+        return rope(x, offset=0 if cache is None else len(cache), base=self.rope_base)
 
     def forward(self, x: Tensor, cache: Cache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
-        q = self.turn(self.q_norm(by_heads(self.q_proj(x), self.num_heads)), cache, cu_seqlens)
-        k = self.turn(self.k_norm(by_heads(self.k_proj(x), self.num_kv_heads)), cache, cu_seqlens)
+        q = self.turn(self.q_norm(by_heads(self.q_proj(x), self.num_heads)), cache)
+        k = self.turn(self.k_norm(by_heads(self.k_proj(x), self.num_kv_heads)), cache)
         v = by_heads(self.v_proj(x), self.num_kv_heads)
         o = self.attend(x, q, k.to(q.dtype), v.to(q.dtype), cache=cache, cu_seqlens=cu_seqlens)
         return self.o_proj(o.flatten(-2))
@@ -101,7 +100,7 @@ class ParallaxAttention(LocalLayer):
         nn.init.zeros_(self.probe_proj.weight)
 
     def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, **call: Any) -> Tensor:
-        probe = self.turn(by_heads(self.probe_proj(x), self.num_heads), call["cache"], call["cu_seqlens"])
+        probe = self.turn(by_heads(self.probe_proj(x), self.num_heads), call["cache"])
         return local.parallax(q, k, v, probe.to(q.dtype), window_size=self.window_size, **call)
 
 

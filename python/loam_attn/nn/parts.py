@@ -18,14 +18,6 @@ def real(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def positions_of(x: Tensor, cu_seqlens: Tensor | None) -> Tensor | None:
-    """The place of each token in its sequence, where sequences are packed."""
-    if cu_seqlens is None:
-        return None
-    ends, token = cu_seqlens.to(torch.int64), torch.arange(x.shape[1], device=x.device)
-    return token - ends[torch.searchsorted(ends[1:].contiguous(), token, right=True)]
-
-
 class LowRank(nn.Sequential):
     """x W_1 W_2."""
 
