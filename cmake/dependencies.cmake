@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-# What the tree links: OpenMP and Random123 in the library, the rest in the program and the tests. Debian's names
-# of the packages stand in tools/install-deps.sh.
+# What the tree links: OpenMP and Random123 in the library, the rest in the program and the tests. Debian's
+# names of the packages stand in tools/install-deps.sh.
 find_package(OpenMP REQUIRED COMPONENTS C)
 
 function(loam_find_plain name header library)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Results and gradients against the naive references of flash-linear-attention, where it is installed. They are
-read from their files: the package itself wants Triton and a GPU."""
+"""Results and gradients against the naive references of flash-linear-attention, where it is installed. They
+are read from their files: the package itself wants Triton and a GPU."""
 
 import importlib.metadata
 import importlib.util

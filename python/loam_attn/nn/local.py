@@ -58,7 +58,7 @@ class LocalLayer(nn.Module):
         return f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}"
 
     def turn(self, x: Tensor, cache: Cache | None) -> Tensor:
-        """Rotary positions of queries, keys or probes. Only their differences count: packed sequences go on."""
+        """Rotary positions of queries, keys or probes. Their differences count: packed sequences go on."""
         if self.rope_base is None:
             return x
         return rope(x, offset=0 if cache is None else len(cache), base=self.rope_base)
