@@ -58,6 +58,25 @@ static PyObject *turned(call *c, PyObject *const *args)
     return NULL;
 }
 
+/* The array is x in Python, and q to what reads it. */
+static void name_x(void)
+{
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *text = value ? PyObject_Str(value) : NULL;
+    if (text && PyUnicode_ReadChar(text, 0) == 'q' && PyUnicode_ReadChar(text, 1) == ':') {
+        PyObject *rest = PyUnicode_Substring(text, 1, PyUnicode_GetLength(text));
+        PyErr_Format(type, "x%U", rest);
+        Py_XDECREF(rest);
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(trace);
+    } else {
+        PyErr_Restore(type, value, trace);
+    }
+    Py_XDECREF(text);
+}
+
 PyObject *rope(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     if (count != 8) return PyErr_Format(PyExc_TypeError, "rope() has 8 arguments");
@@ -69,6 +88,7 @@ PyObject *rope(PyObject *module, PyObject *const *args, Py_ssize_t count)
     c.value[Q] = args[0];
     c.value[POSITIONS] = args[1] == Py_None ? NULL : args[1];
     PyObject *result = turned(&c, args);
+    if (!result) name_x();
     let_go(&c);
     return result;
 }

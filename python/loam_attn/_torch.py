@@ -44,8 +44,11 @@ def on_device(pass_: Any, mechanism: str, values: dict[str, Any]) -> Any:
             # Else the longest is on the device, and all tokens are taken as an upper bound.
             values["max_seqlen"] = int(ends.diff().max()) if ends.numel() > 1 else 0
         values["cu_seqlens"] = ends.to(q.device, torch.int64, non_blocking=True).contiguous()
+    stream = torch._C._cuda_getCurrentRawStream(q.device.index)
+    if q.device.index == torch.cuda.current_device():
+        return pass_(mechanism, stream=stream, **values)
     with torch.cuda.device(q.device):
-        return pass_(mechanism, stream=torch.cuda.current_stream().cuda_stream, **values)
+        return pass_(mechanism, stream=stream, **values)
 
 
 def _together(options: dict[str, Any], inputs: Any) -> dict[str, Any]:

@@ -45,8 +45,12 @@ def test_refused():
         la.rope(X, np.arange(7.0))
     with pytest.raises(ValueError, match="dim: 3"):
         la.rope(X, dim=3)
-    with pytest.raises(TypeError, match="q: <class 'list'>"):
+    with pytest.raises(TypeError, match="^x: <class 'list'>"):
         la.rope([1])
+    with pytest.raises(ValueError, match=r"^x: shape \[7, 3, 10\], expected \[B, T, H, K\]"):
+        la.rope(X[0])
+    with pytest.raises(TypeError, match="^x: dtype int64, expected float16"):
+        la.rope(X.astype("i8"))
 
 
 def test_tensors():
