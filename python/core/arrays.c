@@ -93,12 +93,11 @@ static bool hold_buffer(call *c, int i, array *to)
     return true;
 }
 
-/* Sizes of a tuple; those of a traced tensor may be symbols, which this fixes. */
 static bool read_sizes(PyObject *tuple, Py_ssize_t *to, Py_ssize_t factor)
 {
     const Py_ssize_t n = tuple ? PyTuple_Size(tuple) : -1;
     for (Py_ssize_t a = 0; a < n && a < SHOWN; a++)
-        to[a] = factor * PyNumber_AsSsize_t(PyTuple_GetItem(tuple, a), PyExc_OverflowError);
+        to[a] = factor * PyLong_AsSsize_t(PyTuple_GetItem(tuple, a));
     Py_XDECREF(tuple);
     return n >= 0 && !PyErr_Occurred();
 }
@@ -128,7 +127,6 @@ static bool hold_tensor(call *c, int i, PyObject *tensor, PyObject *element, arr
         !read_sizes(PyObject_CallMethodObjArgs(tensor, name->stride, NULL), to->stride, to->bytes))
         return false;
     to->data = NULL;
-    if (c->planning) return true;
     if (i != Q && i != CU_SEQLENS && !check_device(c, i)) return false;
     PyObject *address = PyObject_CallMethodObjArgs(tensor, name->data_ptr, NULL);
     if (!address) return false;

@@ -220,18 +220,3 @@ PyObject *run_backward(PyObject *module, PyObject *const *args, Py_ssize_t count
 {
     return run(module, LOAM_BACKWARD, args, count, names);
 }
-
-PyObject *plan_of(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names)
-{
-    call c;
-    if (!begin(&c, module, LOAM_FORWARD, args, count, names)) return NULL;
-    c.planning = true;
-    PyObject *result = NULL;
-    cached_plan *plan = read_call(&c);
-    if (plan)
-        result = Py_BuildValue("nn", (Py_ssize_t)loam_plan_saved_bytes(plan->plan),
-                               (Py_ssize_t)loam_plan_state_rows(plan->plan));
-    release_plan(plan);
-    let_go(&c);
-    return result;
-}

@@ -118,7 +118,7 @@ typedef struct array {
 typedef struct call {
     module_state *module;
     const maker *maker;
-    bool on_device, planning; /* CUDA tensors; sizes alone are looked at */
+    bool on_device; /* CUDA tensors */
     loam_mechanism_info info;
     loam_problem problem;
     loam_args args;
@@ -181,7 +181,6 @@ PyObject *gradients(call *c);
 PyObject *run_forward(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *run_decode(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *run_backward(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
-PyObject *plan_of(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 
 bool choose_threads(call *c);
 

@@ -104,7 +104,6 @@ static PyMethodDef METHODS[] = {
     { "run", CALL(run_forward), "run(mechanism, name=value, ...): a forward of loam.h." },
     { "decode", CALL(run_decode), "decode(mechanism, name=value, ...): a step of decoding." },
     { "backward", CALL(run_backward), "backward(mechanism, name=value, ...): the gradients of the inputs." },
-    { "plan", CALL(plan_of), "plan(mechanism, name=value, ...): bytes to save, and rows of a state." },
     { "rope", (PyCFunction)(void (*)(void))rope, METH_FASTCALL,
       "rope(x, positions, offset, dim, base, interleaved, inverse, stream): x, turned." },
     { "use_torch", use_torch, METH_O, "use_torch(torch): tensors are taken from now on." },

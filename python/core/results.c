@@ -30,7 +30,17 @@ static void free_saved(PyObject *capsule) { free(PyCapsule_GetPointer(capsule, "
 /* What a forward keeps for its backward: a tensor of bytes, or memory in a capsule. */
 static bool make_saved(call *c, const loam_plan *plan)
 {
-    const size_t bytes = loam_plan_saved_bytes(plan);
+    size_t bytes = loam_plan_saved_bytes(plan);
+    if (bytes && !PyBool_Check(c->value[SAVED_OUT])) {
+        /* A size that the caller knows without a plan. */
+        const size_t room = PyLong_AsSize_t(c->value[SAVED_OUT]);
+        if (PyErr_Occurred()) return false;
+        if (room < bytes) {
+            PyErr_Format(PyExc_RuntimeError, "save: %zu bytes, expected at least %zu", room, bytes);
+            return false;
+        }
+        bytes = room;
+    }
     if (bytes == 0) return (c->out[SAVED_OUT] = Py_NewRef(Py_None));
     void *data;
     if (is_tensors(c)) {

@@ -105,7 +105,7 @@ bool read_array(call *c, int i)
     if (!read_shape(c, i, axes, &x)) return false;
     const size_t n = strlen(axes);
     const bool contiguous = p->kind == REAL_VECTOR || (n && strchr("KD", axes[n - 1]));
-    if (!c->planning && !is_readable(&x, contiguous)) {
+    if (!is_readable(&x, contiguous)) {
         if (is_tensors(c) && strchr(axes, 'R')) {
             /* A contiguous copy has the order of the tensor, not that of the rows. */
             PyObject *swapped = swap_last_axes(c, c->value[i]);
@@ -166,7 +166,6 @@ bool read_lengths(call *c)
     }
     c->packed = true;
     c->size['N'] = x.shape[0] - 1;
-    if (c->planning) return true;
     if (!c->on_device) return copy_lengths(c, &x);
     c->args.cu_q = (const int64_t *)(const void *)x.data;
     return true;

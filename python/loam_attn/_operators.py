@@ -50,9 +50,19 @@ def _values(args: tuple[Any, ...]) -> dict[str, Any]:
     return values
 
 
+def _saved_bytes(q: Tensor, v: Tensor) -> int:
+    """Room for a mean key, a mean value, a probe and a log-sum-exp of each row, whatever their alignment. A
+    plan would say less, but only for sizes that are numbers, and not for symbols of torch.compile."""
+    real = 8 if q.dtype == torch.float64 else 4
+    batch, tokens, heads, channels = q.shape
+    return batch * tokens * heads * (1 + 2 * channels + v.shape[3]) * real + 1024
+
+
 def _forward(*args: Any) -> list[Tensor]:
     """o, the state of a recurrence where it is wanted, log-sum-exp, info, saved: those that are wanted."""
     values = {**_values(args), **dict(zip(_FLAGS, args[_ARGS:]))}
+    if values["save"] and args[0] not in RECURRENT:
+        values["save"] = _saved_bytes(values["q"], values["v"])
     results = on_device(_core.run, args[0], values)
     return [x for x in (results if isinstance(results, tuple) else (results,)) if x is not None]
 
@@ -76,18 +86,17 @@ def _(*args: Any) -> list[Tensor]:
     rows = (batch, tokens, (v if mechanism in RECURRENT else q).shape[2])
     real = torch.float64 if q.dtype == torch.float64 else torch.float32
     results = [q.new_empty((*rows, v.shape[3]))]
-    # Plans are made for sizes, so that these become constants of the graph.
-    bytes_saved, state_rows = _core.plan(mechanism, **values) if state or save else (0, 0)
     if state:
         ends = values["cu_seqlens"]
         n = batch if ends is None else ends.shape[0] - 1
-        results.append(q.new_empty((n, rows[2], state_rows, q.shape[3]), dtype=real).transpose(2, 3))
+        more = (1 if values["normalize"] else 0) + (q.shape[3] if mechanism == "mesa" else 0)
+        results.append(q.new_empty((n, rows[2], v.shape[3] + more, q.shape[3]), dtype=real).transpose(2, 3))
     if lse:
         results.append(q.new_empty(rows, dtype=real))
     if info:
         results.append(q.new_empty((*rows, 4), dtype=torch.int32))
-    if save and bytes_saved:
-        results.append(q.new_empty((bytes_saved,), dtype=torch.uint8))
+    if save and mechanism not in RECURRENT:
+        results.append(q.new_empty((_saved_bytes(q, v),), dtype=torch.uint8))
     return results
 
 

@@ -170,6 +170,38 @@ def test_compile_with_states(name):
     assert all(torch.equal(x, y) for x, y in zip(results, call(d, first)))
 
 
+@pytest.mark.parametrize("name", ["softmax", "lla_head", "gla", "mesa_head"])
+def test_compiled_sizes_are_symbols(name):
+    torch._dynamo.reset()
+    options = {} if name in LOCAL else dict(output_final_state=True)
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(lambda d: ALL[name](d, **options), fullgraph=True, backend=count, dynamic=True)
+    for tokens in 5, 9, 17, 33:
+        d, c = (Tensors(differentiable=True, tokens=tokens) for _ in range(2))
+        for call, data in ((ALL[name], d), (compiled, c)):
+            results = call(data, **options) if call is not compiled else call(data)
+            results = results if isinstance(results, tuple) else (results,)
+            sum(x.square().sum() for x in results).backward()
+        want, found = d.grads(), c.grads()
+        assert want.keys() == found.keys() and all(torch.equal(want[key], found[key]) for key in want)
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("name", ["lla", "kda"])
+def test_compile_with_packed_sequences(name):
+    torch._dynamo.reset()
+    ends = torch.tensor([0, 20, 23])
+    call = lambda d: output(ALL[name](d, cu_seqlens=ends))
+    d, c = (Tensors(differentiable=True, batch=1) for _ in range(2))
+    want, found = gradients(call, d), gradients(torch.compile(call, fullgraph=True, backend="aot_eager"), c)
+    assert all(torch.equal(found[key], want[key]) for key in want)
+
+
 def test_compile_with_inductor():
     torch._dynamo.reset()
     d, c = Tensors(differentiable=True), Tensors(differentiable=True)
