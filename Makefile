@@ -15,7 +15,7 @@ say_cuda = ! cmake --build --preset release --target loam_shared -- -n | grep -q
 sources = $(shell git ls-files '*.c' '*.h' '*.inc' '*.cu' '*.cuh')
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo demo-lm test test-training test-wheel bench bench-scaling bench-profile bench-tables install format lint clang sanitize tsan coverage fuzz clean
+.PHONY: help deps build demo demo-lm test test-training test-wheel test-torch bench bench-scaling bench-profile bench-tables install format lint clang sanitize tsan coverage fuzz clean
 
 help: ## say what there is to type
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -59,6 +59,11 @@ test-wheel: ## build the Python wheel with pip (PyPI), and test it in an empty e
 	@tools/install-deps.sh build
 	@tools/install-deps.sh wheel
 	@tools/test-wheel.sh
+
+test-torch: ## the same with PyTorch and transformers in the environment (5 GB), and all of python/tests
+	@tools/install-deps.sh build
+	@tools/install-deps.sh wheel
+	@tools/test-wheel.sh torch
 
 bench: build ## measure the default shapes and write the tables of docs/performance.md
 	@$(call configure,release,-DLOAM_BENCH=ON)

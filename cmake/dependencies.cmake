@@ -1,19 +1,7 @@
 # SPDX-License-Identifier: MIT
-# What the tree links: OpenMP in the library, the rest in the program and the tests. Debian's names of the
-# packages stand in tools/install-deps.sh.
+# What the tree links: OpenMP and Random123 in the library, the rest in the program and the tests. Debian's
+# names of the packages stand in tools/install-deps.sh.
 find_package(OpenMP REQUIRED COMPONENTS C)
-if(NOT LOAM_PROGRAM)
-    return()
-endif()
-find_package(PkgConfig REQUIRED)
-pkg_check_modules(jansson REQUIRED IMPORTED_TARGET GLOBAL jansson)
-pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET GLOBAL libpcre2-8)
-pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET GLOBAL libutf8proc)
-pkg_check_modules(openblas REQUIRED IMPORTED_TARGET GLOBAL openblas)
-pkg_check_modules(lapacke REQUIRED IMPORTED_TARGET GLOBAL lapacke)
-if(LOAM_TESTS)
-    pkg_check_modules(cmocka REQUIRED IMPORTED_TARGET GLOBAL cmocka)
-endif()
 
 function(loam_find_plain name header library)
     find_path(${name}_INCLUDE_DIR ${header} REQUIRED)
@@ -27,8 +15,21 @@ function(loam_find_plain name header library)
     add_library(deps::${name} ALIAS deps_${name})
 endfunction()
 
-loam_find_plain(csv csv.h csv)
 loam_find_plain(random123 Random123/philox.h "")
+if(NOT LOAM_PROGRAM)
+    return()
+endif()
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(jansson REQUIRED IMPORTED_TARGET GLOBAL jansson)
+pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET GLOBAL libpcre2-8)
+pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET GLOBAL libutf8proc)
+pkg_check_modules(openblas REQUIRED IMPORTED_TARGET GLOBAL openblas)
+pkg_check_modules(lapacke REQUIRED IMPORTED_TARGET GLOBAL lapacke)
+if(LOAM_TESTS)
+    pkg_check_modules(cmocka REQUIRED IMPORTED_TARGET GLOBAL cmocka)
+endif()
+
+loam_find_plain(csv csv.h csv)
 add_library(deps::jansson ALIAS PkgConfig::jansson)
 add_library(deps::pcre2 ALIAS PkgConfig::pcre2)
 add_library(deps::utf8proc ALIAS PkgConfig::utf8proc)

@@ -1,8 +1,23 @@
 # SPDX-License-Identifier: MIT
+from types import ModuleType
 from typing import Any
 
 version: str
 
 def run(mechanism: str, /, **values: object) -> Any: ...
+def decode(mechanism: str, /, **values: object) -> Any: ...
+def backward(mechanism: str, /, **values: object) -> tuple[Any, ...]: ...
+def rope(
+    x: Any,
+    positions: Any,
+    offset: int,
+    dim: int,
+    base: float,
+    interleaved: bool,
+    inverse: bool,
+    stream: int,
+    /,
+) -> Any: ...
+def use_torch(torch: ModuleType, /) -> None: ...
 def set_num_threads(threads: int, /) -> None: ...
 def get_num_threads() -> int: ...

@@ -126,8 +126,9 @@ def test_a_refused_call_leaves_nothing():
 
 def test_the_tour_of_the_page_runs():
     page = Path(__file__).parents[2] / "docs" / "python.md"
-    (tour,) = re.findall("```python\n(.*?)```", page.read_text(), re.S)
-    exec(tour, {})
+    blocks = re.findall("```python\n(.*?)```", page.read_text(), re.S)
+    # Those of PyTorch are a test of their own (test_torch.py).
+    exec("\n".join(block for block in blocks if "torch" not in block), {})
 
 
 def test_threads_are_those_that_were_set():
@@ -148,7 +149,5 @@ for n in 1, 3:
 def test_import_needs_numpy_alone():
     code = "import numpy, sys; n = set(sys.modules); import loam_attn; print(*sorted(set(sys.modules) - n))"
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    assert [name for name in out.split() if name not in sys.stdlib_module_names] == [
-        "loam_attn",
-        "loam_attn._core",
-    ]
+    others = {name.split(".")[0] for name in out.split()} - set(sys.stdlib_module_names)
+    assert others == {"loam_attn"}

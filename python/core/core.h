@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: MIT
+ * The extension module loam_attn._core: one call of loam.h on arrays of NumPy or tensors of PyTorch, told
+ * apart by their names alone; what a mechanism does not have, the library refuses. Arrays are read where they
+ * lie, but those whose channels are not contiguous, which are copied. Plans are cached by problem; the GIL
+ * guards the cache and is released while a plan runs.
+ */
+#ifndef LOAM_PYTHON_CORE_H
+#define LOAM_PYTHON_CORE_H
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030b0000
+#include <Python.h>
+
+#include <stdbool.h>
+
+#include "loam.h"
+
+enum { AXES = 4, SHOWN = 8, PLANS = 64 };
+
+/* Places in PARAMETERS that code names. Inputs with gradients come first, outputs last. */
+enum {
+    Q,
+    K,
+    V,
+    PROBE,
+    W,
+    G,
+    BETA,
+    KEY_BIAS,
+    SLOPE,
+    SINK,
+    RIDGE_OF_ROWS,
+    STATE_IN,
+    INPUTS, /* how many have gradients */
+    GRAD_O = INPUTS,
+    GRAD_STATE,
+    ARRAYS, /* how many are arrays of numbers */
+    CU_SEQLENS = ARRAYS,
+    SAVED_IN,
+    WANTED_GRADIENTS,
+    POSITIONS,
+    OPTIONS, /* where those of loam_problem begin */
+    O = OPTIONS + 12,
+    STATE_OUT,
+    LSE,
+    INFO,
+    SAVED_OUT,
+    COUNT
+};
+
+typedef enum parameter_kind {
+    ARRAY,       /* of loam_args: a view, of the problem's dtype */
+    REAL_ARRAY,  /* likewise, of real */
+    REAL_VECTOR, /* a pointer, to real */
+    RIDGE,       /* a number or a view */
+    SPECIAL,     /* read by its own function */
+    REAL,
+    SIZE,
+    FLAG,
+    NAME, /* an enumerator, by its name */
+    WANTED
+} parameter_kind;
+
+/* Axes: B batch, T tokens of queries, S of keys, H heads of queries, G of keys, V of recurrent values, K and
+ * D channels of keys and values, N sequences, R rows of a state. The first array with an axis says its size.
+ * `?` stands for what the mechanism says (log_decay) or the array (ridge). A state comes as [.., K, R]. */
+typedef struct parameter {
+    const char *name, *member; /* in Python; in loam.h where that is another */
+    parameter_kind kind;
+    size_t offset;                 /* in `call` */
+    const char *local, *recurrent; /* axes; NULL: the library refuses it */
+    size_t gradient;               /* offset of the view of its gradient */
+    const char *(*named)(int);
+} parameter;
+
+extern const parameter PARAMETERS[COUNT];
+
+typedef struct cached_plan {
+    loam_problem problem;
+    loam_plan *plan;
+    uint64_t used; /* when last */
+    int owners;    /* the cache, and each run */
+} cached_plan;
+
+/* What makes arrays of one kind. */
+typedef struct maker {
+    PyObject *type;       /* numpy.ndarray, torch.Tensor; NULL: PyTorch is not in use */
+    PyObject *empty;      /* numpy.empty, torch.empty */
+    PyObject *element[4]; /* dtypes by loam_dtype; bfloat16 of NumPy: NULL, it is ml_dtypes' */
+    PyObject *int32, *int64, *bytes;
+    PyObject *row_info; /* dtype of info: loam_row_info; PyTorch: int32, of which a row has four */
+} maker;
+
+/* Attributes of arrays, interned. */
+typedef struct attributes {
+    PyObject *dtype, *device, *is_cuda, *shape, *stride, *data_ptr, *contiguous, *transpose, *swapaxes;
+} attributes;
+
+typedef struct module_state {
+    PyObject *names[COUNT]; /* interned */
+    attributes attribute;
+    maker numpy, torch;
+    PyObject *torch_threads; /* torch.get_num_threads */
+    cached_plan *plans[PLANS];
+    uint64_t clock;
+    int threads;
+} module_state;
+
+/* An array as it lies in memory; strides count bytes. */
+typedef struct array {
+    const char *data;
+    int axes;
+    Py_ssize_t bytes; /* of an element */
+    Py_ssize_t shape[SHOWN], stride[SHOWN];
+} array;
+
+/* What one call holds. */
+typedef struct call {
+    module_state *module;
+    const maker *maker;
+    bool on_device; /* CUDA tensors */
+    loam_mechanism_info info;
+    loam_problem problem;
+    loam_args args;
+    PyObject *value[COUNT];
+    PyObject *element, *device, *empty_options; /* of q; the keywords of torch.empty */
+    Py_ssize_t size[128];
+    const char *axes[COUNT];
+    Py_buffer buffer[COUNT];
+    PyObject *contiguous[COUNT];
+    void *copy[COUNT];
+    bool packed;
+    int64_t *lengths;         /* cu_seqlens in host memory */
+    int64_t *in_use;          /* of each sequence's keys */
+    int64_t keys, max_seqlen; /* options of that name */
+    int64_t stream;
+    void *work;
+    PyObject *out[COUNT];
+} call;
+
+static inline bool is_recurrent(const call *c) { return c->info.family == LOAM_FAMILY_RECURRENT; }
+static inline bool is_tensors(const call *c) { return c->maker == &c->module->torch; }
+
+/* plans.c: the plan of the call's problem, which the caller releases. */
+cached_plan *find_plan(const call *c);
+void release_plan(cached_plan *plan);
+
+/* errors.c */
+bool raise_status(const call *c, const loam_error *error);
+bool refuse_type(int i, PyObject *value, const char *expected);
+/* "[2, 7, H, 8]": sizes that are known, and names of axes that are not; `shape` where it is given. */
+void write_shape(char text[static 96], const call *c, const char *axes, const Py_ssize_t *shape, int n);
+
+/* arrays.c: what NumPy and PyTorch do each in their way. */
+bool read_element(call *c); /* the kind of arrays, and their dtype and device */
+bool hold_array(call *c, int i, PyObject *element, array *to);
+bool make_contiguous(call *c, int i, PyObject *element, array *to);
+/* A new dense array; `*data` is where it lies. */
+PyObject *make_array(call *c, const Py_ssize_t *shape, int axes, PyObject *element, void **data);
+PyObject *swap_last_axes(const call *c, PyObject *state);
+void let_go(call *c);
+
+/* views.c: arrays by the names of their axes, as views of loam_args. */
+PyObject *element_of(const call *c, parameter_kind kind);
+bool read_array(call *c, int i);
+bool read_lengths(call *c);
+loam_const_view dense_view(const call *c, const char *axes, const void *data);
+
+/* options.c */
+bool read_name(const char *what, PyObject *value, const char *(*named)(int), int *to);
+bool read_real(const call *c, int i, double *to);
+bool read_option(call *c, int i);
+
+/* results.c */
+bool make_outputs(call *c, const loam_plan *plan);
+bool make_gradients(call *c);
+PyObject *results(call *c);
+PyObject *gradients(call *c);
+
+/* call.c */
+PyObject *run_forward(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *run_decode(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *run_backward(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
+
+bool choose_threads(call *c);
+
+/* rope.c */
+PyObject *rope(PyObject *module, PyObject *const *args, Py_ssize_t count);
+
+#endif

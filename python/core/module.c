@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: MIT
+ * The module: its functions, and what it knows of NumPy and, once told, of PyTorch. */
+#include "python/core/core.h"
+
+#include <limits.h>
+
+static module_state *state_of(PyObject *module) { return PyModule_GetState(module); }
+
+static PyObject *set_num_threads(PyObject *module, PyObject *value)
+{
+    const long threads = PyLong_AsLong(value);
+    if (PyErr_Occurred()) return NULL;
+    if (threads < 1 || threads > INT_MAX)
+        return PyErr_Format(PyExc_ValueError, "threads: %ld, expected 1 or more", threads);
+    state_of(module)->threads = (int)threads;
+    return Py_NewRef(Py_None);
+}
+
+static PyObject *get_num_threads(PyObject *module, PyObject *unused)
+{
+    (void)unused;
+    const int threads = state_of(module)->threads;
+    return PyLong_FromLong(threads ? threads : loam_max_threads());
+}
+
+/* Its type of tensors, its dtypes, how it makes a tensor, and its number of threads. */
+static PyObject *use_torch(PyObject *module, PyObject *torch)
+{
+    module_state *state = state_of(module);
+    static const char *const names[] = { "float32", "bfloat16", "float16", "float64" };
+    maker *m = &state->torch;
+    if (m->type) return Py_NewRef(Py_None);
+    maker new = { 0 };
+    for (int i = 0; i < 4; i++)
+        new.element[i] = PyObject_GetAttrString(torch, names[i]);
+    new.empty = PyObject_GetAttrString(torch, "empty");
+    new.int32 = PyObject_GetAttrString(torch, "int32");
+    new.row_info = PyObject_GetAttrString(torch, "int32");
+    new.int64 = PyObject_GetAttrString(torch, "int64");
+    new.bytes = PyObject_GetAttrString(torch, "uint8");
+    new.type = PyObject_GetAttrString(torch, "Tensor");
+    state->torch_threads = PyObject_GetAttrString(torch, "get_num_threads");
+    *m = new;
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
+static void free_maker(maker *m)
+{
+    PyObject *owned[] = { m->type, m->empty, m->int32, m->int64, m->bytes, m->row_info };
+    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
+        Py_XDECREF(owned[i]);
+    for (int i = 0; i < 4; i++)
+        Py_XDECREF(m->element[i]);
+}
+
+static void free_module(void *module)
+{
+    module_state *state = state_of(module);
+    if (!state) return;
+    for (int i = 0; i < COUNT; i++)
+        Py_XDECREF(state->names[i]);
+    for (size_t i = 0; i < sizeof state->attribute / sizeof(PyObject *); i++)
+        Py_XDECREF(((PyObject **)&state->attribute)[i]);
+    free_maker(&state->numpy);
+    free_maker(&state->torch);
+    Py_XDECREF(state->torch_threads);
+    for (int i = 0; i < PLANS; i++)
+        release_plan(state->plans[i]);
+}
+
+static bool intern_names(module_state *state)
+{
+    for (int i = 0; i < COUNT; i++)
+        if (!(state->names[i] = PyUnicode_InternFromString(PARAMETERS[i].name))) return false;
+    static const char *const names[] = { "dtype",    "device",     "is_cuda",   "shape",   "stride",
+                                         "data_ptr", "contiguous", "transpose", "swapaxes" };
+    PyObject **attribute = (PyObject **)&state->attribute;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!(attribute[i] = PyUnicode_InternFromString(names[i]))) return false;
+    return true;
+}
+
+static bool use_numpy(maker *m)
+{
+    PyObject *numpy = PyImport_ImportModule("numpy");
+    if (!numpy) return false;
+    m->type = PyObject_GetAttrString(numpy, "ndarray");
+    m->empty = PyObject_GetAttrString(numpy, "empty");
+    m->element[LOAM_F32] = PyObject_CallMethod(numpy, "dtype", "s", "float32");
+    m->element[LOAM_F16] = PyObject_CallMethod(numpy, "dtype", "s", "float16");
+    m->element[LOAM_F64] = PyObject_CallMethod(numpy, "dtype", "s", "float64");
+    m->int32 = PyObject_CallMethod(numpy, "dtype", "s", "int32");
+    m->int64 = PyObject_CallMethod(numpy, "dtype", "s", "int64");
+    /* loam_row_info */
+    m->row_info = PyObject_CallMethod(numpy, "dtype", "[(ss)(ss)(ss)(ss)]", "code", "int32", "solver",
+                                      "int32", "iterations", "int32", "residual", "float32");
+    Py_DECREF(numpy);
+    return !PyErr_Occurred();
+}
+
+#define CALL(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL | METH_KEYWORDS
+
+static PyMethodDef METHODS[] = {
+    { "run", CALL(run_forward), "run(mechanism, name=value, ...): a forward of loam.h." },
+    { "decode", CALL(run_decode), "decode(mechanism, name=value, ...): a step of decoding." },
+    { "backward", CALL(run_backward), "backward(mechanism, name=value, ...): the gradients of the inputs." },
+    { "rope", (PyCFunction)(void (*)(void))rope, METH_FASTCALL,
+      "rope(x, positions, offset, dim, base, interleaved, inverse, stream): x, turned." },
+    { "use_torch", use_torch, METH_O, "use_torch(torch): tensors are taken from now on." },
+    { "set_num_threads", set_num_threads, METH_O, "Threads of each call from now on." },
+    { "get_num_threads", get_num_threads, METH_NOARGS, "Threads of each call." },
+    { NULL, NULL, 0, NULL },
+};
+
+static PyModuleDef MODULE = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "loam_attn._core",
+    .m_size = sizeof(module_state),
+    .m_methods = METHODS,
+    .m_free = free_module,
+};
+
+PyMODINIT_FUNC PyInit__core(void);
+PyMODINIT_FUNC PyInit__core(void)
+{
+    PyObject *module = PyModule_Create(&MODULE);
+    if (!module) return NULL;
+    module_state *state = state_of(module);
+    memset(state, 0, sizeof *state);
+    if (!intern_names(state) || !use_numpy(&state->numpy) ||
+        PyModule_AddStringConstant(module, "version", loam_version())) {
+        Py_DECREF(module);
+        return NULL;
+    }
+    return module;
+}

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: MIT
+ * Arrays by the names of their axes, as views of loam_args. */
+#include "python/core/core.h"
+
+#include <stdlib.h>
+
+PyObject *element_of(const call *c, parameter_kind kind)
+{
+    if (kind == ARRAY) return c->element;
+    return c->maker->element[c->problem.dtype == LOAM_F64 ? LOAM_F64 : LOAM_F32];
+}
+
+/* Fits the array to the axes, in the order of `axes`: a state's last two change places. */
+static bool read_shape(call *c, int i, const char *axes, array *x)
+{
+    const int n = (int)strlen(axes);
+    char shown[AXES + 1] = "", expected[96], found[96];
+    memcpy(shown, axes, (size_t)n);
+    const bool is_state = strchr(axes, 'R');
+    if (is_state) shown[n - 2] = axes[n - 1], shown[n - 1] = axes[n - 2];
+    const array given = *x;
+    bool fits = given.axes == n;
+    for (int a = 0; fits && a < n; a++) {
+        const int from = is_state && a >= n - 2 ? 2 * n - 3 - a : a;
+        x->shape[a] = given.shape[from], x->stride[a] = given.stride[from];
+        const Py_ssize_t size = c->size[(int)axes[a]];
+        fits = size < 0 || size == x->shape[a];
+    }
+    if (!fits) {
+        write_shape(expected, c, shown, NULL, n);
+        write_shape(found, c, shown, given.shape, given.axes < SHOWN ? given.axes : SHOWN);
+        PyErr_Format(PyExc_ValueError, "%s: shape %s, expected %s", PARAMETERS[i].name, found, expected);
+        return false;
+    }
+    for (int a = 0; a < n; a++)
+        c->size[(int)axes[a]] = x->shape[a];
+    return true;
+}
+
+/* Channels and vectors are contiguous, and elements are aligned. */
+static bool is_readable(const array *x, bool contiguous)
+{
+    const int n = x->axes;
+    bool fits = (uintptr_t)x->data % (size_t)x->bytes == 0;
+    for (int a = 0; a < n; a++)
+        fits = fits && (x->shape[a] <= 1 || x->stride[a] % x->bytes == 0);
+    if (contiguous && n) fits = fits && (x->shape[n - 1] <= 1 || x->stride[n - 1] == x->bytes);
+    return fits;
+}
+
+/* View of axes: where the strides go follows from their names. */
+static loam_const_view view_of(const void *data, const char *axes, const Py_ssize_t *stride, Py_ssize_t bytes)
+{
+    loam_const_view view = { data, 0, 0, 0 };
+    for (int a = 0; axes[a]; a++) {
+        const int64_t elements = stride[a] / bytes;
+        if (strchr("BN", axes[a])) view.batch = elements;
+        if (strchr("HGV", axes[a])) view.head = elements;
+        if (strchr("TSR", axes[a])) view.token = elements;
+    }
+    return view;
+}
+
+loam_const_view dense_view(const call *c, const char *axes, const void *data)
+{
+    Py_ssize_t stride[AXES], elements = 1;
+    for (int a = (int)strlen(axes) - 1; a >= 0; a--) {
+        stride[a] = elements;
+        elements *= c->size[(int)axes[a]];
+    }
+    return view_of(data, axes, stride, 1);
+}
+
+/* Axes of a ridge by its number of axes, and of a log decay by the mechanism. */
+static const char *axes_of(call *c, int i, int n)
+{
+    const parameter *p = &PARAMETERS[i];
+    const char *axes = is_recurrent(c) ? p->recurrent : p->local;
+    if (*axes != '?') return axes;
+    if (p->kind != RIDGE) {
+        const char *of_decay[] = { "BTV", "V", "BTV", "BTVK" };
+        return of_decay[c->info.log_decay];
+    }
+    static const struct {
+        const char *axes;
+        loam_ridge_axes name;
+    } local[] = { { "", LOAM_RIDGE_NUMBER },
+                  { "H", LOAM_RIDGE_HEAD },
+                  { "HK", LOAM_RIDGE_HEAD_CHANNEL },
+                  { "BTH", LOAM_RIDGE_TOKEN },
+                  { "BTHK", LOAM_RIDGE_CHANNEL } };
+    const int row = n > AXES ? 1 : n;
+    c->problem.ridge_axes = local[row].name;
+    if (!is_recurrent(c)) return local[row].axes;
+    return row == 1 ? "V" : row == 2 ? "VK" : local[row].axes;
+}
+
+bool read_array(call *c, int i)
+{
+    const parameter *p = &PARAMETERS[i];
+    PyObject *element = element_of(c, p->kind);
+    array x;
+    if (!hold_array(c, i, element, &x)) return false;
+    const char *axes = c->axes[i] = axes_of(c, i, x.axes);
+    if (!read_shape(c, i, axes, &x)) return false;
+    const size_t n = strlen(axes);
+    const bool contiguous = p->kind == REAL_VECTOR || (n && strchr("KD", axes[n - 1]));
+    if (!is_readable(&x, contiguous)) {
+        if (is_tensors(c) && strchr(axes, 'R')) {
+            /* A contiguous copy has the order of the tensor, not that of the rows. */
+            PyObject *swapped = swap_last_axes(c, c->value[i]);
+            if (!swapped) return false;
+            PyObject *dense = PyObject_CallMethodObjArgs(swapped, c->module->attribute.contiguous, NULL);
+            Py_DECREF(swapped);
+            if (!dense) return false;
+            c->value[i] = swap_last_axes(c, dense);
+            Py_DECREF(dense);
+            c->contiguous[i] = c->value[i];
+            return c->value[i] && read_array(c, i);
+        }
+        if (!make_contiguous(c, i, element, &x)) return false;
+    }
+    char *member = (char *)c + p->offset;
+    if (p->kind == REAL_VECTOR) {
+        memcpy(member, &x.data, sizeof x.data);
+    } else {
+        const loam_const_view view = view_of(x.data, axes, x.stride, x.bytes);
+        memcpy(member, &view, sizeof view);
+    }
+    return true;
+}
+
+/* cu_seqlens of int32 or int64 in host memory, as int64. */
+static bool copy_lengths(call *c, const array *x)
+{
+    const Py_ssize_t n = x->shape[0];
+    c->lengths = malloc((size_t)n * sizeof *c->lengths);
+    if (!c->lengths) return PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < n; i++) {
+        const char *from = x->data + i * x->stride[0];
+        int32_t narrow;
+        if (x->bytes == 4) {
+            memcpy(&narrow, from, sizeof narrow);
+            c->lengths[i] = narrow;
+        } else {
+            memcpy(&c->lengths[i], from, sizeof *c->lengths);
+        }
+    }
+    c->args.cu_q = c->lengths;
+    return true;
+}
+
+bool read_lengths(call *c)
+{
+    PyObject *element = c->maker->int64,
+             *found = PyObject_GetAttr(c->value[CU_SEQLENS], c->module->attribute.dtype);
+    if (!found) PyErr_Clear();
+    if (found && !c->on_device && PyObject_RichCompareBool(found, c->maker->int32, Py_EQ) == 1)
+        element = c->maker->int32;
+    Py_XDECREF(found);
+    array x;
+    if (!hold_array(c, CU_SEQLENS, element, &x)) return false;
+    if (x.axes != 1 || x.shape[0] < 1) {
+        PyErr_SetString(PyExc_ValueError, "cu_seqlens: expected [N + 1] ends, from 0");
+        return false;
+    }
+    c->packed = true;
+    c->size['N'] = x.shape[0] - 1;
+    if (!c->on_device) return copy_lengths(c, &x);
+    c->args.cu_q = (const int64_t *)(const void *)x.data;
+    return true;
+}

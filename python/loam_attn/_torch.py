@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: MIT
+"""Tensors of PyTorch. Plain ones go to the library by an autograd.Function; those of torch.compile,
+torch.func and other modes by the operators loam::forward and loam::backward (loam_attn._operators)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from loam_attn import _core
+from loam_attn.gradients import INPUTS
+
+_core.use_torch(torch)
+_PLAIN = (Tensor, torch.nn.Parameter)
+_LOW = ("q", "k", "v", "probe", "w")
+RECURRENT = ("linear", "retention", "ssd", "gla", "delta", "gated-delta", "kda", "mesa")
+
+
+class Info(NamedTuple):
+    """How each row was solved: int32, and the residual float32."""
+
+    code: Tensor
+    solver: Tensor
+    iterations: Tensor
+    residual: Tensor
+
+
+def info_of(rows: Tensor) -> Info:
+    code, solver, iterations, residual = rows.unbind(-1)
+    return Info(code, solver, iterations, residual.view(torch.float32))
+
+
+def on_device(pass_: Any, mechanism: str, values: dict[str, Any]) -> Any:
+    """A pass of the library, on the current stream of a GPU where the tensors are there."""
+    q = values["q"]
+    if not (isinstance(q, Tensor) and q.is_cuda):
+        return pass_(mechanism, **values)
+    ends = values.get("cu_seqlens")
+    if ends is not None:
+        values = dict(values)
+        if not ends.is_cuda:
+            # Else the longest is on the device, and all tokens are taken as an upper bound.
+            values["max_seqlen"] = int(ends.diff().max()) if ends.numel() > 1 else 0
+        values["cu_seqlens"] = ends.to(q.device, torch.int64, non_blocking=True).contiguous()
+    stream = torch._C._cuda_getCurrentRawStream(q.device.index)
+    if q.device.index == torch.cuda.current_device():
+        return pass_(mechanism, stream=stream, **values)
+    with torch.cuda.device(q.device):
+        return pass_(mechanism, stream=stream, **values)
+
+
+def _together(options: dict[str, Any], inputs: Any) -> dict[str, Any]:
+    return {**options, **{name: x for name, x in zip(INPUTS, inputs) if x is not None}}
+
+
+class Attention(torch.autograd.Function):
+    """A forward that keeps what its backward needs."""
+
+    @staticmethod
+    def forward(ctx: Any, mechanism: str, options: dict[str, Any], *inputs: Tensor | None) -> Any:
+        values = _together(options, inputs)
+        *results, saved = on_device(_core.run, mechanism, {**values, "save": True})
+        ctx.mechanism, ctx.options = mechanism, options
+        ctx.save_for_backward(*inputs, saved)
+        ctx.set_materialize_grads(False)
+        first = 2 if mechanism in RECURRENT else 1
+        ctx.mark_non_differentiable(*results[first:])
+        return tuple(results)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_o: Tensor | None, *rest: Tensor | None) -> Any:
+        *inputs, saved = ctx.saved_tensors
+        grad_state = rest[0] if ctx.mechanism in RECURRENT else None
+        values = _together(ctx.options, inputs)
+        wanted = ctx.needs_input_grad[2:]
+        return None, None, *gradients(ctx.mechanism, values, saved, grad_o, grad_state, wanted)
+
+
+def gradients(
+    mechanism: str,
+    values: dict[str, Any],
+    saved: Tensor | None,
+    grad_o: Tensor | None,
+    grad_state: Tensor | None,
+    wanted: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    if grad_o is None:
+        q, v = values["q"], values["v"]
+        grad_o = q.new_zeros((*q.shape[:2], (v if mechanism in RECURRENT else q).shape[2], v.shape[3]))
+    values.update(saved=saved, grad_o=grad_o, grad_final_state=grad_state, wanted=wanted)
+    return on_device(_core.backward, mechanism, values)
+
+
+def _cast(values: dict[str, Any], kind: str) -> dict[str, Any]:
+    """What autocast makes of arguments: attention in its dtype, gates in float32."""
+    low, cast = torch.get_autocast_dtype(kind), dict(values)
+    for name, x in values.items():
+        if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64:
+            cast[name] = x.to(low if name in _LOW else torch.float32)
+    return cast
+
+
+def _needs_gradients(values: dict[str, Any]) -> bool:
+    return any(isinstance(x, Tensor) and x.requires_grad for x in values.values())
+
+
+def _is_traced(q: Any) -> bool:
+    return (
+        torch.compiler.is_compiling()
+        or type(q) not in _PLAIN
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
+
+
+def without_gradients(values: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a call with a cache, as autocast has them."""
+    if torch.is_grad_enabled() and _needs_gradients(values):
+        raise ValueError("cache: has no gradients; call under torch.no_grad() or torch.inference_mode()")
+    kind = values["q"].device.type
+    return _cast(values, kind) if torch.is_autocast_enabled(kind) else values
+
+
+def _as_asked(results: Any, values: dict[str, Any]) -> Any:
+    if values.get("return_info"):
+        results = (*results[:-1], info_of(results[-1]))
+    return results[0] if isinstance(results, tuple) and len(results) == 1 else results
+
+
+def run(mechanism: str, values: dict[str, Any]) -> Any:
+    q = values["q"]
+    if not isinstance(q, Tensor):
+        return _core.run(mechanism, **values)
+    kind = q.device.type
+    if torch.is_autocast_enabled(kind):
+        values = _cast(values, kind)
+    if _is_traced(q):
+        from loam_attn import _operators
+
+        return _as_asked(_operators.run(mechanism, values), values)
+    if torch.is_grad_enabled() and _needs_gradients(values):
+        inputs = [values.pop(name, None) for name in INPUTS]
+        if not isinstance(inputs[10], Tensor):
+            # A ridge that is a number.
+            values["ridge"], inputs[10] = inputs[10], None
+        return _as_asked(Attention.apply(mechanism, values, *inputs), values)
+    return _as_asked(on_device(_core.run, mechanism, values), values)
+
+
+def decode(mechanism: str, values: dict[str, Any]) -> Any:
+    return _as_asked(_core.decode(mechanism, **values), values)

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: MIT
+"""Local estimators: softmax attention, Parallax and Local Linear Attention, and scores of FoX and PaTH.
+
+Shapes, dtypes and the options that functions share: help(loam_attn).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from loam_attn._run import run as _run
+from loam_attn.cache import Cache
+from loam_attn._types import Array
+
+
+def softmax_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    scale: float | None = None,
+    *,
+    causal: bool = True,
+    window_size: int | None = None,
+    soft_cap: float | None = None,
+    slope: Array | None = None,
+    key_bias: Array | None = None,
+    sink_bias: Array | None = None,
+    g: Array | None = None,
+    score: str | None = None,
+    cu_seqlens: Array | None = None,
+    cache: Cache | None = None,
+    backend: str | None = None,
+    return_lse: bool = False,
+    return_info: bool = False,
+) -> Array | tuple[Array, ...]:
+    """Softmax attention: fits a constant around each query.
+
+    q [B, T, HQ, K], k [B, S, H, K], v [B, S, H, V], HQ a multiple of H -> o [B, T, HQ, V]. Query i sees
+    keys j <= i + S - T; all with causal=False, and of those the last `window_size`. soft_cap c makes scores
+    c tanh(s / c); slope [HQ] subtracts slope |i - j| (ALiBi); key_bias [B, S, HQ] is added; sink_bias [HQ]
+    is a logit that takes mass and has no value; g [B, S, HQ] adds its sum over the tokens between. score is
+    "dot", or "rbf": a Gaussian kernel, -scale / 2 |q - k|^2.
+
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 2, 16, 4, 8), "float32")
+    >>> softmax_attention(q, k, v, window_size=4).shape
+    (2, 16, 4, 8)
+    """
+    return _run(
+        "softmax",
+        q=q,
+        k=k,
+        v=v,
+        scale=scale,
+        causal=causal,
+        window_size=window_size,
+        soft_cap=soft_cap,
+        slope=slope,
+        key_bias=key_bias,
+        sink_bias=sink_bias,
+        g=g,
+        score=score,
+        cu_seqlens=cu_seqlens,
+        cache=cache,
+        backend=backend,
+        return_lse=return_lse,
+        return_info=return_info,
+    )
+
+
+def parallax(
+    q: Array,
+    k: Array,
+    v: Array,
+    probe: Array,
+    scale: float | None = None,
+    *,
+    causal: bool = True,
+    window_size: int | None = None,
+    soft_cap: float | None = None,
+    slope: Array | None = None,
+    key_bias: Array | None = None,
+    g: Array | None = None,
+    score: str | None = None,
+    cu_seqlens: Array | None = None,
+    cache: Cache | None = None,
+    backend: str | None = None,
+    return_lse: bool = False,
+    return_info: bool = False,
+) -> Array | tuple[Array, ...]:
+    """Parallax: softmax attention with a correction by `probe`, the slope of a line that is given.
+
+    probe [B, T, HQ, K]; all else as in softmax_attention. o_i = sum_j p_ij (1 - probe_i . (k_j - kbar_i))
+    v_j.
+
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 2, 16, 4, 8), "float32")
+    >>> zero = np.zeros_like(q)
+    >>> bool(np.array_equal(parallax(q, k, v, zero), softmax_attention(q, k, v)))
+    True
+    """
+    return _run(
+        "parallax",
+        q=q,
+        k=k,
+        v=v,
+        probe=probe,
+        scale=scale,
+        causal=causal,
+        window_size=window_size,
+        soft_cap=soft_cap,
+        slope=slope,
+        key_bias=key_bias,
+        g=g,
+        score=score,
+        cu_seqlens=cu_seqlens,
+        cache=cache,
+        backend=backend,
+        return_lse=return_lse,
+        return_info=return_info,
+    )
+
+
+def lla(
+    q: Array,
+    k: Array,
+    v: Array,
+    ridge: float | Array | None = None,
+    scale: float | None = None,
+    *,
+    causal: bool = True,
+    window_size: int | None = None,
+    soft_cap: float | None = None,
+    slope: Array | None = None,
+    key_bias: Array | None = None,
+    g: Array | None = None,
+    score: str | None = None,
+    ridge_unit: str | None = None,
+    cu_seqlens: Array | None = None,
+    cache: Cache | None = None,
+    backend: str | None = None,
+    return_lse: bool = False,
+    return_info: bool = False,
+) -> Array | tuple[Array, ...]:
+    """Local Linear Attention: fits an affine function around each query, by a solve for each row.
+
+    ridge >= 0 is a number (None: 0.1), or [HQ], [B, T, HQ] or [B, T, HQ, K]; ridge_unit is what it is
+    relative to, "normalised", "max" or "trace". All else as in softmax_attention.
+
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 2, 16, 4, 8), "float32")
+    >>> o, info = lla(q, k, v, ridge=0.5, return_info=True)
+    >>> o.shape, info.shape, int(info["code"].max())
+    ((2, 16, 4, 8), (2, 16, 4), 0)
+    """
+    return _run(
+        "lla",
+        q=q,
+        k=k,
+        v=v,
+        ridge=ridge,
+        scale=scale,
+        causal=causal,
+        window_size=window_size,
+        soft_cap=soft_cap,
+        slope=slope,
+        key_bias=key_bias,
+        g=g,
+        score=score,
+        ridge_unit=ridge_unit,
+        cu_seqlens=cu_seqlens,
+        cache=cache,
+        backend=backend,
+        return_lse=return_lse,
+        return_info=return_info,
+    )
+
+
+def forgetting_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
+    scale: float | None = None,
+    *,
+    window_size: int | None = None,
+    soft_cap: float | None = None,
+    slope: Array | None = None,
+    key_bias: Array | None = None,
+    cu_seqlens: Array | None = None,
+    cache: Cache | None = None,
+    backend: str | None = None,
+    return_lse: bool = False,
+) -> Array | tuple[Array, ...]:
+    """Forgetting attention (FoX): softmax whose scores decay by the gates between key and query.
+
+    g [B, S, HQ] adds its sum over tokens j + 1 .. i to the score of query i and key j. Causal; all else as in
+    softmax_attention.
+
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 2, 16, 4, 8), "float32")
+    >>> g = -rng.random((2, 16, 4), "float32")
+    >>> forgetting_attention(q, k, v, g).shape
+    (2, 16, 4, 8)
+    """
+    return _run(
+        "softmax",
+        q=q,
+        k=k,
+        v=v,
+        g=g,
+        scale=scale,
+        window_size=window_size,
+        soft_cap=soft_cap,
+        slope=slope,
+        key_bias=key_bias,
+        cu_seqlens=cu_seqlens,
+        cache=cache,
+        backend=backend,
+        return_lse=return_lse,
+    )
+
+
+def path_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    w: Array,
+    beta: Array,
+    g: Array | None = None,
+    scale: float | None = None,
+    *,
+    cu_seqlens: Array | None = None,
+    cache: Cache | None = None,
+    backend: str | None = None,
+    return_lse: bool = False,
+) -> Array | tuple[Array, ...]:
+    """PaTH attention: softmax whose keys are reflected by the tokens between, I - beta w w^T of each.
+
+    w [B, S, H, K] of length 1 (or 0: no reflection), beta [B, S, H] in 0 .. 2; g [B, S, HQ] as in
+    forgetting_attention. Causal.
+
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 2, 16, 4, 8), "float32")
+    >>> beta = rng.random((2, 16, 4), "float32")
+    >>> w = k / np.linalg.norm(k, axis=-1, keepdims=True)
+    >>> path_attention(q, k, v, w, beta).shape
+    (2, 16, 4, 8)
+    """
+    return _run(
+        "softmax",
+        q=q,
+        k=k,
+        v=v,
+        w=w,
+        beta=beta,
+        g=g,
+        scale=scale,
+        cu_seqlens=cu_seqlens,
+        cache=cache,
+        backend=backend,
+        return_lse=return_lse,
+    )
