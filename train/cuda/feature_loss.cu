@@ -416,7 +416,7 @@ static __device__ void finish_loss(const job &j, room &r, float loss)
     if (threadIdx.x == 0) r.p.part[r.p.features * (j.channels + 1)] = sums[0];
 }
 
-static __global__ void __launch_bounds__(TILE_THREADS, 2) losses_kernel(const __grid_constant__ job j)
+static __global__ void __launch_bounds__(TILE_THREADS, 3) losses_kernel(const __grid_constant__ job j)
 {
     extern __shared__ room rooms[];
     room &r = rooms[0];
