@@ -85,7 +85,7 @@ static void test_strategies(void **state)
                  BASE
                  "--features 60 --unit 1 --strategy %s --steps 0 --measured-steps 2 --measured-windows 2",
                  names[i]);
-        const outcome told = run_loam(line);
+        const outcome told = run_loam("%s", line);
         expect_status(&told, 0);
         const int64_t layers = numbers_after(told.out, "features by layer:", &sum, &differ);
         assert_true(layers > 1);
