@@ -89,7 +89,7 @@ static __device__ __forceinline__ bool sees(const job &j, int i, int key)
 
 /* ---- features */
 
-static __device__ void half_norms(const job &j, const float *x, float *half)
+static __device__ void half_norms(const job &j, const float *x, float *halves)
 {
     for (int i = (int)threadIdx.x; i < j.tiles * SIDE; i += TILE_THREADS) {
         float sum = 0;
@@ -97,7 +97,7 @@ static __device__ void half_norms(const job &j, const float *x, float *half)
             const float4 four = four_of(x + i * j.row + c);
             sum += four.x * four.x + four.y * four.y + four.z * four.z + four.w * four.w;
         }
-        half[i] = sum / 2;
+        halves[i] = sum / 2;
     }
 }
 
@@ -238,8 +238,8 @@ static __device__ float top_of(const job &j, const room &r, int i, int keys)
 
 /* ---- the softmax loss: sums of rows */
 
-static __device__ void add_row_sums(log_sum *of, const job &j, const room &r, const patch &products,
-                                    int queries, int keys)
+static __device__ void add_row_sums(log_sum *of, const job &j, const room &r, const patch &pairs, int queries,
+                                    int keys)
 {
 #pragma unroll
     for (int e = 0; e < EACH; e++) {
@@ -247,7 +247,7 @@ static __device__ void add_row_sums(log_sum *of, const job &j, const room &r, co
         float sum = 0;
 #pragma unroll
         for (int c = 0; c < EACH; c++)
-            if (sees(j, i, keys * SIDE + tile_x() + ACROSS * c)) sum += fmaxf(products[e][c], least_softmax);
+            if (sees(j, i, keys * SIDE + tile_x() + ACROSS * c)) sum += fmaxf(pairs[e][c], least_softmax);
         /* As a logarithm: the features of a tile may all be for keys that come later. */
         sum = across_sum(sum);
         if (sum > 0) log_sum_add(&of[e], top_of(j, r, i, keys) + logf(sum), 1);
@@ -259,9 +259,9 @@ static __device__ __noinline__ void sum_rows(const job &j, room &r)
     for (int queries = 0; queries < j.tiles; queries++) {
         log_sum of[EACH] = { log_sum_none(), log_sum_none(), log_sum_none(), log_sum_none() };
         for (int keys = 0; keys < tiles_seen(j, queries); keys++) {
-            patch products;
-            kernels(products, j, r, queries, keys);
-            add_row_sums(of, j, r, products, queries, keys);
+            patch pairs;
+            kernels(pairs, j, r, queries, keys);
+            add_row_sums(of, j, r, pairs, queries, keys);
         }
 #pragma unroll
         for (int e = 0; e < EACH; e++)
@@ -290,8 +290,8 @@ static __device__ __forceinline__ float pair_squares(float kernel, float base, f
 }
 
 /* The slopes of a tile of pairs into w; returns the sum of this thread's losses. */
-static __device__ __forceinline__ float weigh(const job &j, room &r, const patch &products,
-                                              const patch &exact, int queries, int keys)
+static __device__ __forceinline__ float weigh(const job &j, room &r, const patch &pairs, const patch &exact,
+                                              int queries, int keys)
 {
     float loss = 0;
 #pragma unroll
@@ -307,8 +307,8 @@ static __device__ __forceinline__ float weigh(const job &j, room &r, const patch
             const float log_p = exact[e][c] - unit;
             float slope = 0;
             if (sees(j, i, keys * SIDE + column))
-                loss += softmax ? pair_softmax(products[e][c], base, log_p, &slope)
-                                : pair_squares(products[e][c], base, log_p, &slope);
+                loss += softmax ? pair_softmax(pairs[e][c], base, log_p, &slope)
+                                : pair_squares(pairs[e][c], base, log_p, &slope);
             r.w[tile_y() + ACROSS * e][column] = slope;
         }
     }
@@ -361,10 +361,10 @@ static __device__ __noinline__ float gradients(const job &j, room &r)
     float loss = 0;
     for (int queries = 0; queries < j.tiles; queries++)
         for (int keys = 0; keys < tiles_seen(j, queries); keys++) {
-            patch exact, products;
+            patch exact, pairs;
             scores(exact, j, r, queries, keys);
-            kernels(products, j, r, queries, keys);
-            loss += weigh(j, r, products, exact, queries, keys);
+            kernels(pairs, j, r, queries, keys);
+            loss += weigh(j, r, pairs, exact, queries, keys);
             add_gradients(j, r, queries, keys);
         }
     __syncthreads();

@@ -51,7 +51,7 @@ typedef struct exact_job {
 } exact_job;
 
 /* Of 64 queries over 64 keys, to the logarithms of the rows' sums. */
-static __device__ __forceinline__ void add_pairs(log_sum *of, const exact_job &j, const patch &products,
+static __device__ __forceinline__ void add_pairs(log_sum *of, const exact_job &j, const patch &pairs,
                                                  int first_query, int first_key)
 {
 #pragma unroll
@@ -60,11 +60,11 @@ static __device__ __forceinline__ void add_pairs(log_sum *of, const exact_job &j
         float top = -INFINITY, sum = 0;
 #pragma unroll
         for (int c = 0; c < EACH; c++)
-            if (first_key + tile_x() + ACROSS * c < end) top = fmaxf(top, products[r][c]);
+            if (first_key + tile_x() + ACROSS * c < end) top = fmaxf(top, pairs[r][c]);
         top = across_max(top);
 #pragma unroll
         for (int c = 0; c < EACH; c++)
-            if (first_key + tile_x() + ACROSS * c < end) sum += expf(products[r][c] - top);
+            if (first_key + tile_x() + ACROSS * c < end) sum += expf(pairs[r][c] - top);
         log_sum_add(&of[r], top, across_sum(sum));
     }
 }
@@ -80,16 +80,16 @@ static __global__ void __launch_bounds__(TILE_THREADS) exact_kernel(const __grid
                   keys = ((int64_t)(blockIdx.y / (unsigned)j.queries) * j.windows + window) * j.tokens;
     log_sum of[EACH] = { log_sum_none(), log_sum_none(), log_sum_none(), log_sum_none() };
     for (int key = 0; key < end; key += SIDE) {
-        patch products;
-        patch_clear(products);
+        patch pairs;
+        patch_clear(pairs);
         for (int k = 0; k < j.row; k += SIDE) {
             __syncthreads();
             tile_load(a, j.x + (at + first) * j.row + k, j.row, j.tokens - first, j.row - k);
             tile_load(b, j.y + (keys + key) * j.row + k, j.row, j.tokens - key, j.row - k);
             __syncthreads();
-            add_rows_rows(products, a, b);
+            add_rows_rows(pairs, a, b);
         }
-        add_pairs(of, j, products, first, key);
+        add_pairs(of, j, pairs, first, key);
     }
 #pragma unroll
     for (int r = 0; r < EACH; r++) {
