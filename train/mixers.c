@@ -85,6 +85,7 @@ const mixer mixers[] = {
       .head_norm = true },
     { .name = "hyena", .block = MIXER_HYENA, .taps = 3 },
     { .name = "lla-heads", .mechanism = LOAM_LLA, .ridge = MIXER_RIDGE_HEAD },
+    { .name = "features", .mechanism = LOAM_LINEAR, .positive = true },
     { .name = NULL },
 };
 
@@ -169,6 +170,11 @@ static bool has_array(const mixer *row, const mixer_options *options, role which
     case ROLE_DECAY_BIAS: return plain && learned_decay(row) && row->decay != MIXER_DECAY_SIGMOID;
     case ROLE_RIDGE_CHANNEL: return row->ridge == MIXER_RIDGE_CHANNEL;
     case ROLE_RIDGE_HEAD: return row->ridge == MIXER_RIDGE_HEAD;
+    case ROLE_Z:
+    case ROLE_LOG_ALPHA:
+    case ROLE_SHIFT:
+    case ROLE_BALANCE:
+    case ROLE_BALANCE_KEYS: return row->positive;
     case ROLE_HEAD_GAIN: return row->head_norm;
     case ROLE_GATE: return row->gate;
     case ROLE_MLP_BIAS: return options->mlp && options->layer_norm;
@@ -220,6 +226,16 @@ int64_t mixer_stream_columns(const mixer *row, const mixer_options *options, con
     const int64_t all = stream == STREAM_V ? mixer_inner(row, options, shape)
                                            : mixer_keys(row, options, shape);
     return all / shape->heads * mixer_stream_heads(shape, stream);
+}
+
+int64_t mixer_features(const mixer *row, const mixer_options *options, const mixer_shape *shape)
+{
+    return options->features > 0 ? options->features : mixer_keys(row, options, shape) / shape->heads;
+}
+
+int64_t mixer_feature_heads(const mixer_options *options, const mixer_shape *shape)
+{
+    return options->features_shared ? shape->heads_kv : shape->heads;
 }
 
 int64_t mixer_mlp_inner(const mixer_options *options, const mixer_shape *shape)
@@ -278,6 +294,8 @@ void mixer_array(const mixer *row, const mixer_options *options, const mixer_sha
     const int64_t gates = by_channel(row) ? keys : heads, mlp = mixer_mlp_inner(options, shape);
     const int64_t k = mixer_stream_columns(row, options, shape, STREAM_K),
                   v = mixer_stream_columns(row, options, shape, STREAM_V);
+    const int64_t features = mixer_features(row, options, shape), own = mixer_feature_heads(options, shape),
+                  channels = keys / heads;
     int64_t first, filtered;
     mixer_filtered(row, shape, &first, &filtered);
     const int64_t sizes[ROLES][2] = {
@@ -304,6 +322,11 @@ void mixer_array(const mixer *row, const mixer_options *options, const mixer_sha
         [ROLE_RIDGE_CHANNEL] = { 1, keys },
         [ROLE_RIDGE_HEAD] = { 1, heads },
         [ROLE_TEMPERATURE] = { 1, heads },
+        [ROLE_Z] = { own * features, channels },
+        [ROLE_LOG_ALPHA] = { own, features },
+        [ROLE_SHIFT] = { own, channels },
+        [ROLE_BALANCE] = { own * channels, channels },
+        [ROLE_BALANCE_KEYS] = { own * channels, channels },
         [ROLE_FILTER_1] = { 3, HYENA_FILTER },
         [ROLE_FILTER_BIAS_1] = { 1, HYENA_FILTER },
         [ROLE_FILTER_2] = { HYENA_FILTER, HYENA_FILTER },
@@ -367,6 +390,11 @@ static const char *const names[ROLES] = {
     [ROLE_DECAY_BIAS] = "a",
     [ROLE_RIDGE_CHANNEL] = "p",
     [ROLE_RIDGE_HEAD] = "s",
+    [ROLE_Z] = "z",
+    [ROLE_LOG_ALPHA] = "log_alpha",
+    [ROLE_SHIFT] = "shift",
+    [ROLE_BALANCE] = "balance",
+    [ROLE_BALANCE_KEYS] = "balance_keys",
     [ROLE_FILTER_1] = "W_1",
     [ROLE_FILTER_BIAS_1] = "b_1",
     [ROLE_FILTER_2] = "W_2",
@@ -395,6 +423,7 @@ void mixer_array_start(const mixer *row, const mixer_options *options, role whic
 {
     p->start = START_CONSTANT;
     p->value = 0;
+    p->fixed = which == ROLE_SHIFT || which == ROLE_BALANCE || which == ROLE_BALANCE_KEYS;
     if (is_map_bias(which) || (which >= ROLE_Q_LOW_2 && which <= ROLE_OUT_LOW_2)) return;
     switch (which) {
     case ROLE_GAIN:
@@ -407,6 +436,8 @@ void mixer_array_start(const mixer *row, const mixer_options *options, role whic
     case ROLE_NORM_BIAS:
     case ROLE_MLP_BIAS:
     case ROLE_TEMPERATURE:
+    case ROLE_LOG_ALPHA:
+    case ROLE_SHIFT:
     case ROLE_FILTER_BIAS_1:
     case ROLE_FILTER_BIAS_2:
     case ROLE_FILTER_BIAS_3: break;
@@ -418,6 +449,8 @@ void mixer_array_start(const mixer *row, const mixer_options *options, role whic
         p->start = START_UNIFORM;
         p->value = 1 / sqrt((double)row->taps);
         break;
+    case ROLE_BALANCE:
+    case ROLE_BALANCE_KEYS: p->start = START_IDENTITY; break;
     case ROLE_SKIP:
         p->value = 1;
         if (row->block == MIXER_HYENA) p->start = START_NORMAL;
