@@ -17,8 +17,8 @@
 const mixer *lm_pretrained_mixer(const lm_config *c);
 
 /* Sets the blocks and the sizes of `o`, whose mixer is of the local family or, of a student, "features"; what
- * is put beside or into its attention stays as it is. A model that train/ has no blocks for, of the file `name`,
- * is refused. The configuration must live as long as what is trained by `o`. */
+ * is put beside or into its attention stays as it is. A model that train/ has no blocks for, of the file
+ * `name`, is refused. The configuration must live as long as what is trained by `o`. */
 int lm_pretrained_options(trainer_options *o, const lm_config *c, const char *name, io_error *error);
 
 /* Gives the arrays that the files have to every model of a stack, of such options and at most the model's

@@ -286,6 +286,18 @@ static void map_array(const mixer *row, const mixer_options *options, const mixe
     if (which == ROLE_MLP_1_BIAS) *width = mixer_mlp_inner(options, shape);
 }
 
+/* Those of positive features. */
+static void feature_array(const mixer *row, const mixer_options *options, const mixer_shape *shape,
+                          role which, int64_t *rows, int64_t *width)
+{
+    const int64_t features = mixer_features(row, options, shape), heads = mixer_feature_heads(options, shape);
+    const int64_t channels = mixer_keys(row, options, shape) / shape->heads;
+    if (which == ROLE_Z) *rows = heads * features, *width = channels;
+    if (which == ROLE_LOG_ALPHA) *rows = heads, *width = features;
+    if (which == ROLE_SHIFT) *rows = heads, *width = channels;
+    if (which == ROLE_BALANCE || which == ROLE_BALANCE_KEYS) *rows = heads * channels, *width = channels;
+}
+
 void mixer_array(const mixer *row, const mixer_options *options, const mixer_shape *shape, role which,
                  int64_t *rows, int64_t *width)
 {
@@ -294,8 +306,6 @@ void mixer_array(const mixer *row, const mixer_options *options, const mixer_sha
     const int64_t gates = by_channel(row) ? keys : heads, mlp = mixer_mlp_inner(options, shape);
     const int64_t k = mixer_stream_columns(row, options, shape, STREAM_K),
                   v = mixer_stream_columns(row, options, shape, STREAM_V);
-    const int64_t features = mixer_features(row, options, shape), own = mixer_feature_heads(options, shape),
-                  channels = keys / heads;
     int64_t first, filtered;
     mixer_filtered(row, shape, &first, &filtered);
     const int64_t sizes[ROLES][2] = {
@@ -322,11 +332,6 @@ void mixer_array(const mixer *row, const mixer_options *options, const mixer_sha
         [ROLE_RIDGE_CHANNEL] = { 1, keys },
         [ROLE_RIDGE_HEAD] = { 1, heads },
         [ROLE_TEMPERATURE] = { 1, heads },
-        [ROLE_Z] = { own * features, channels },
-        [ROLE_LOG_ALPHA] = { own, features },
-        [ROLE_SHIFT] = { own, channels },
-        [ROLE_BALANCE] = { own * channels, channels },
-        [ROLE_BALANCE_KEYS] = { own * channels, channels },
         [ROLE_FILTER_1] = { 3, HYENA_FILTER },
         [ROLE_FILTER_BIAS_1] = { 1, HYENA_FILTER },
         [ROLE_FILTER_2] = { HYENA_FILTER, HYENA_FILTER },
@@ -346,6 +351,7 @@ void mixer_array(const mixer *row, const mixer_options *options, const mixer_sha
     };
     *rows = sizes[which][0], *width = sizes[which][1];
     map_array(row, options, shape, which, rows, width);
+    feature_array(row, options, shape, which, rows, width);
     if (!has_array(row, options, which)) *rows = 0;
 }
 

@@ -44,9 +44,9 @@ parameter *model_parameters(train_model *m, int *count);
  * model's shape. */
 loam_status model_test(train_model *m, const train_batch *b, loam_error *error);
 loam_status model_gradients(train_model *m, const train_batch *b, loam_error *error);
-/* From now on the loss of each answer has `weight` times sum p log(p / q) over words besides, q what m says of
- * the next word and p what the teacher does, which reads the same batches. Both are of text, of one shape but
- * for their layers, on one machine; it must live as long. Its own results are no more. */
+/* From now on the loss of each answer has `weight` times sum p log(p / q) over words besides, q what m says
+ * of the next word and p what the teacher does, which reads the same batches. Both are of text, with an MLP,
+ * and alike but for their layers, on one machine; it must live as long, and is run by m alone. */
 loam_status model_teach(train_model *m, train_model *teacher, double weight, loam_error *error);
 /* That sum for each answer of the last pass, [answers][1]; without data where there is no teacher. */
 matrix model_divergence(const train_model *m);

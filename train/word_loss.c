@@ -12,8 +12,8 @@ typedef struct block {
     int64_t model, first;
 } block;
 
-/* With e = (q - target) / count, the gradient of the loss alone, and e' that of the teacher's: the gradient of
- * the divergence is (q - p) / count = e - e', and all of it (1 + weight) e - weight e'. */
+/* With e = (q - target) / count, the gradient of the loss alone, and e' that of the teacher's: the gradient
+ * of the divergence is (q - p) / count = e - e', and all of it (1 + weight) e - weight e'. */
 static void judge_taught(const machine *on, const block *b, int64_t n, matrix logits)
 {
     const word_teaching *by = b->by;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Positive features as a mixer: layers that differ, features that are not used; and models that are taught. */
+ * Positive features as a mixer: layers that differ, features that are not used; models that are taught. */
 #include "tests/train/differences.h"
 #include "tests/train/fixture.h"
 #include "tests/train/scene.h"

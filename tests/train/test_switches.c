@@ -52,8 +52,8 @@ static model_shape shape_of(const mixer_options *how, int64_t models, int64_t ba
     return how->blind ? scene_regression(models, batch) : scene_words(models, batch);
 }
 
-/* A ridge of heads is one for rows of both kinds, whose gradients no call adds up: it is refused. So are positive
- * features: a key of any value has a weight. */
+/* A ridge of heads is one for rows of both kinds, whose gradients no call adds up: it is refused. So
+ * are positive features: a key of any value has a weight. */
 static bool may_be_blind(const mixer *row) { return row->ridge != MIXER_RIDGE_HEAD && !row->positive; }
 
 /* Every mixer with blind queries, turned where they can be. */
