@@ -145,6 +145,20 @@ double tune_total(const tune_run *r, tune_loss loss)
     return loss.nll + r->as->choice.weight * loss.divergence;
 }
 
+double tune_step_seconds(const tune_run *r)
+{
+    const trainer *t = &r->t;
+    const double tokens_each = (double)(r->as->choice.batch * source_length(&t->options.shape.from));
+    double ns = 0;
+    int64_t before = 0;
+    for (int64_t i = 0; i < t->tested[0]; i++) {
+        const int64_t step = (int64_t)trainer_record(t, 0, i)->step;
+        ns += t->times[i] * tokens_each * (double)(step - before);
+        before = step;
+    }
+    return before > 0 ? 1e-9 * ns / (double)before : 0;
+}
+
 /* ---- what is kept */
 
 static void path_of(const tune_request *as, const char *name, char path[EXPERIMENT_PATH])

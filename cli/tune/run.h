@@ -55,6 +55,8 @@ void tune_close(tune_run *r);
 int tune_train(tune_run *r, bool *finished);
 /* Weighted as it was trained by. */
 double tune_total(const tune_run *r, tune_loss loss);
+/* Seconds a step, tests left out, since the start of the run. */
+double tune_step_seconds(const tune_run *r);
 /* Removes checkpoint and best state. */
 void tune_discard(const tune_request *as);
 

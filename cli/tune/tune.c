@@ -260,7 +260,8 @@ static int finish(const command *c, io_error *error)
     printf("\n");
     print_loss(c, "start", c->run.start);
     print_loss(c, "kept", c->run.end);
-    printf("kept is the state after step %" PRId64 "\n", c->run.kept);
+    printf("kept is the state after step %" PRId64 "; a step took %.3g s\n", c->run.kept,
+           tune_step_seconds(&c->run));
     return 0;
 }
 
