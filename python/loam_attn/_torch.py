@@ -12,6 +12,11 @@ from torch import Tensor
 from loam_attn import _core
 from loam_attn.gradients import INPUTS
 
+# A ridge may be a number, and is then no input of an autograd.Function.
+RIDGES = {name: INPUTS.index(name) for name in ("ridge", "linear_ridge")}
+# Arrays without gradients.
+FIXED = ("shift", "balance", "balance_keys")
+
 _core.use_torch(torch)
 _PLAIN = (Tensor, torch.nn.Parameter)
 _LOW = ("q", "k", "v", "probe", "w")
@@ -30,6 +35,17 @@ class Info(NamedTuple):
 def info_of(rows: Tensor) -> Info:
     code, solver, iterations, residual = rows.unbind(-1)
     return Info(code, solver, iterations, residual.view(torch.float32))
+
+
+def has_state(mechanism: str, values: dict[str, Any]) -> bool:
+    """Whether a state is the second of the results: of recurrences, and of interpolation on one."""
+    return mechanism in RECURRENT or values.get("linear") is not None
+
+
+def heads_of(mechanism: str, values: dict[str, Any]) -> int:
+    """How many heads o has."""
+    of = "v" if mechanism in RECURRENT and values.get("z") is None else "q"
+    return values[of].shape[2]
 
 
 def on_device(pass_: Any, mechanism: str, values: dict[str, Any]) -> Any:
@@ -65,7 +81,7 @@ class Attention(torch.autograd.Function):
         ctx.mechanism, ctx.options = mechanism, options
         ctx.save_for_backward(*inputs, saved)
         ctx.set_materialize_grads(False)
-        first = 2 if mechanism in RECURRENT else 1
+        first = 2 if has_state(mechanism, options) else 1
         ctx.mark_non_differentiable(*results[first:])
         return tuple(results)
 
@@ -73,7 +89,7 @@ class Attention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_o: Tensor | None, *rest: Tensor | None) -> Any:
         *inputs, saved = ctx.saved_tensors
-        grad_state = rest[0] if ctx.mechanism in RECURRENT else None
+        grad_state = rest[0] if has_state(ctx.mechanism, ctx.options) else None
         values = _together(ctx.options, inputs)
         wanted = ctx.needs_input_grad[2:]
         return None, None, *gradients(ctx.mechanism, values, saved, grad_o, grad_state, wanted)
@@ -89,7 +105,7 @@ def gradients(
 ) -> tuple[Tensor | None, ...]:
     if grad_o is None:
         q, v = values["q"], values["v"]
-        grad_o = q.new_zeros((*q.shape[:2], (v if mechanism in RECURRENT else q).shape[2], v.shape[3]))
+        grad_o = q.new_zeros((*q.shape[:2], heads_of(mechanism, values), v.shape[3]))
     values.update(saved=saved, grad_o=grad_o, grad_final_state=grad_state, wanted=wanted)
     return on_device(_core.backward, mechanism, values)
 
@@ -103,8 +119,12 @@ def _cast(values: dict[str, Any], kind: str) -> dict[str, Any]:
     return cast
 
 
-def _needs_gradients(values: dict[str, Any]) -> bool:
-    return any(isinstance(x, Tensor) and x.requires_grad for x in values.values())
+def needs_gradients(values: dict[str, Any]) -> bool:
+    needing = [name for name, x in values.items() if isinstance(x, Tensor) and x.requires_grad]
+    for name in FIXED:
+        if name in needing:
+            raise ValueError(f"{name}: requires a gradient and has none, expected a tensor without")
+    return bool(needing)
 
 
 def _is_traced(q: Any) -> bool:
@@ -118,7 +138,7 @@ def _is_traced(q: Any) -> bool:
 
 def without_gradients(values: dict[str, Any]) -> dict[str, Any]:
     """Arguments of a call with a cache, as autocast has them."""
-    if torch.is_grad_enabled() and _needs_gradients(values):
+    if torch.is_grad_enabled() and needs_gradients(values):
         raise ValueError("cache: has no gradients; call under torch.no_grad() or torch.inference_mode()")
     kind = values["q"].device.type
     return _cast(values, kind) if torch.is_autocast_enabled(kind) else values
@@ -126,7 +146,8 @@ def without_gradients(values: dict[str, Any]) -> dict[str, Any]:
 
 def _as_asked(results: Any, values: dict[str, Any]) -> Any:
     if values.get("return_info"):
-        results = (*results[:-1], info_of(results[-1]))
+        rows = 1 if values.get("linear") is None else 2
+        results = (*results[:-rows], *map(info_of, results[-rows:]))
     return results[0] if isinstance(results, tuple) and len(results) == 1 else results
 
 
@@ -141,11 +162,11 @@ def run(mechanism: str, values: dict[str, Any]) -> Any:
         from loam_attn import _operators
 
         return _as_asked(_operators.run(mechanism, values), values)
-    if torch.is_grad_enabled() and _needs_gradients(values):
+    if torch.is_grad_enabled() and needs_gradients(values):
         inputs = [values.pop(name, None) for name in INPUTS]
-        if not isinstance(inputs[10], Tensor):
-            # A ridge that is a number.
-            values["ridge"], inputs[10] = inputs[10], None
+        for name, i in RIDGES.items():
+            if not isinstance(inputs[i], Tensor):
+                values[name], inputs[i] = inputs[i], None
         return _as_asked(Attention.apply(mechanism, values, *inputs), values)
     return _as_asked(on_device(_core.run, mechanism, values), values)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from loam_attn._run import run as _run
 from loam_attn.cache import Cache
-from loam_attn._types import Array
+from loam_attn._types import Array, retnet_decay
 
 
 def softmax_attention(
@@ -260,4 +260,89 @@ def path_attention(
         cache=cache,
         backend=backend,
         return_lse=return_lse,
+    )
+
+
+def interpolation(
+    q: Array,
+    k: Array,
+    v: Array,
+    linear: str = "linear",
+    scale: float | None = None,
+    *,
+    linear_g: Array | None = None,
+    linear_beta: Array | None = None,
+    linear_ridge: float | Array | None = None,
+    linear_scale: float | None = None,
+    local: str = "softmax",
+    probe: Array | None = None,
+    ridge: float | Array | None = None,
+    ridge_unit: str | None = None,
+    causal: bool = True,
+    window_size: int | None = None,
+    soft_cap: float | None = None,
+    slope: Array | None = None,
+    key_bias: Array | None = None,
+    sink_bias: Array | None = None,
+    g: Array | None = None,
+    w: Array | None = None,
+    beta: Array | None = None,
+    score: str | None = None,
+    initial_state: Array | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Array | None = None,
+    backend: str | None = None,
+    return_lse: bool = False,
+    return_info: bool = False,
+) -> tuple[Array | None, ...]:
+    """Local attention on what a recurrence leaves over: o_i = sum_j p_ij (v_j - W_i k_j) + W_i q_i, with W_i
+    the linear map that the recurrence `linear` has after token i.
+
+    q, k [B, T, H, K], v [B, T, H, V], K + V <= 512 -> (o [B, T, H, V], state). linear is "linear",
+    "retention", "ssd", "gla", "delta", "gated-delta", "kda" or "mesa"; its gates linear_g, linear_beta and
+    linear_ridge, and its states, are those of the function of that name; linear_scale None: 1. local is
+    "softmax", "parallax" (with probe) or "lla" (with ridge and ridge_unit); scale and all that follows are
+    its own, w and beta as in path_attention. With return_info there are two more results, of the rows of
+    `local` and of the recurrence.
+
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 2, 16, 4, 8), "float32")
+    >>> beta = rng.random((2, 16, 4), "float32")
+    >>> k /= np.linalg.norm(k, axis=-1, keepdims=True)
+    >>> o, state = interpolation(q, k, v, "delta", linear_beta=beta, window_size=4, output_final_state=True)
+    >>> o.shape, state.shape
+    ((2, 16, 4, 8), (2, 4, 8, 8))
+    """
+    if linear == "retention" and linear_g is None:
+        linear_g = retnet_decay(v.shape[2], q)
+    return _run(
+        local,
+        q=q,
+        k=k,
+        v=v,
+        linear=linear,
+        scale=scale,
+        linear_g=linear_g,
+        linear_beta=linear_beta,
+        linear_ridge=linear_ridge,
+        linear_scale=linear_scale,
+        probe=probe,
+        ridge=ridge,
+        ridge_unit=ridge_unit,
+        causal=causal,
+        window_size=window_size,
+        soft_cap=soft_cap,
+        slope=slope,
+        key_bias=key_bias,
+        sink_bias=sink_bias,
+        g=g,
+        w=w,
+        beta=beta,
+        score=score,
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        cu_seqlens=cu_seqlens,
+        backend=backend,
+        return_lse=return_lse,
+        return_info=return_info,
     )
