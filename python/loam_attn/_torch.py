@@ -12,8 +12,9 @@ from torch import Tensor
 from loam_attn import _core
 from loam_attn.gradients import INPUTS
 
-# A ridge may be a number, and is then no input of an autograd.Function.
-RIDGES = {name: INPUTS.index(name) for name in ("ridge", "linear_ridge")}
+PLACES = {name: i for i, name in enumerate(INPUTS)}
+# Arrays or numbers.
+RIDGES = ("ridge", "linear_ridge")
 # Arrays without gradients.
 FIXED = ("shift", "balance", "balance_keys")
 
@@ -67,18 +68,14 @@ def on_device(pass_: Any, mechanism: str, values: dict[str, Any]) -> Any:
         return pass_(mechanism, stream=stream, **values)
 
 
-def _together(options: dict[str, Any], inputs: Any) -> dict[str, Any]:
-    return {**options, **{name: x for name, x in zip(INPUTS, inputs) if x is not None}}
-
-
 class Attention(torch.autograd.Function):
     """A forward that keeps what its backward needs."""
 
     @staticmethod
-    def forward(ctx: Any, mechanism: str, options: dict[str, Any], *inputs: Tensor | None) -> Any:
-        values = _together(options, inputs)
-        *results, saved = on_device(_core.run, mechanism, {**values, "save": True})
-        ctx.mechanism, ctx.options = mechanism, options
+    def forward(ctx: Any, mechanism: str, options: dict[str, Any], names: list[str], *inputs: Tensor) -> Any:
+        values = {**options, **dict(zip(names, inputs)), "save": True}
+        *results, saved = on_device(_core.run, mechanism, values)
+        ctx.mechanism, ctx.options, ctx.names = mechanism, options, names
         ctx.save_for_backward(*inputs, saved)
         ctx.set_materialize_grads(False)
         first = 2 if has_state(mechanism, options) else 1
@@ -90,9 +87,11 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, grad_o: Tensor | None, *rest: Tensor | None) -> Any:
         *inputs, saved = ctx.saved_tensors
         grad_state = rest[0] if has_state(ctx.mechanism, ctx.options) else None
-        values = _together(ctx.options, inputs)
-        wanted = ctx.needs_input_grad[2:]
-        return None, None, *gradients(ctx.mechanism, values, saved, grad_o, grad_state, wanted)
+        values = {**ctx.options, **dict(zip(ctx.names, inputs))}
+        asked = dict(zip(ctx.names, ctx.needs_input_grad[3:]))
+        wanted = tuple(asked.get(name, False) for name in INPUTS)
+        grads = gradients(ctx.mechanism, values, saved, grad_o, grad_state, wanted)
+        return None, None, None, *(grads[PLACES[name]] for name in ctx.names)
 
 
 def gradients(
@@ -120,7 +119,7 @@ def _cast(values: dict[str, Any], kind: str) -> dict[str, Any]:
 
 
 def needs_gradients(values: dict[str, Any]) -> bool:
-    needing = [name for name, x in values.items() if isinstance(x, Tensor) and x.requires_grad]
+    needing = [n for n, x in values.items() if x is not None and isinstance(x, Tensor) and x.requires_grad]
     for name in FIXED:
         if name in needing:
             raise ValueError(f"{name}: requires a gradient and has none, expected a tensor without")
@@ -163,11 +162,9 @@ def run(mechanism: str, values: dict[str, Any]) -> Any:
 
         return _as_asked(_operators.run(mechanism, values), values)
     if torch.is_grad_enabled() and needs_gradients(values):
-        inputs = [values.pop(name, None) for name in INPUTS]
-        for name, i in RIDGES.items():
-            if not isinstance(inputs[i], Tensor):
-                values[name], inputs[i] = inputs[i], None
-        return _as_asked(Attention.apply(mechanism, values, *inputs), values)
+        names = [n for n, x in values.items() if x is not None and n in PLACES and isinstance(x, Tensor)]
+        inputs = [values.pop(name) for name in names]
+        return _as_asked(Attention.apply(mechanism, values, names, *inputs), values)
     return _as_asked(on_device(_core.run, mechanism, values), values)
 
 
