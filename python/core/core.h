@@ -54,6 +54,8 @@ enum {
     O = OPTIONS + 14,
     STATE_OUT,
     LSE,
+    PROBE_USED,
+    WEIGHTS,
     INFO,
     LINEAR_INFO,
     SAVED_OUT,

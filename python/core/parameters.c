@@ -77,6 +77,8 @@ const parameter PARAMETERS[COUNT] = {
     [STATE_OUT] = { "output_final_state", "state_out", WANTED, ARGS(state_out), "NHRK", "NVRK", "NFRM", 0,
                     NULL },
     [LSE] = { "return_lse", "lse", WANTED, ARGS(lse), "BTH", "BTH", "BTH", 0, NULL },
+    [PROBE_USED] = { "return_probe", "rho", WANTED, ARGS(rho), "BTHK", "BTHK", "BTHK", 0, NULL },
+    [WEIGHTS] = { "return_weights", "weights", WANTED, ARGS(weights), "BTHS", "BTHT", "BTHT", 0, NULL },
     [INFO] = { "return_info", "info", WANTED, ARGS(info), "BTH", "BTV", "BTH", 0, NULL },
     [LINEAR_INFO] = { "linear_info", "info", WANTED, LINEAR_ARGS(info), "BTH", NULL, NULL, 0, NULL },
     [SAVED_OUT] = OTHER("save", "saved", WANTED, ARGS(saved)),

@@ -74,6 +74,10 @@ bool make_outputs(call *c, const cached_plan *plan)
         const int wanted = i == O ? 1 : c->value[i] ? PyObject_IsTrue(c->value[i]) : 0;
         if (wanted < 0) return false;
         if (!wanted) continue;
+        if (i == WEIGHTS && c->packed) {
+            PyErr_SetString(PyExc_ValueError, "return_weights: True, expected False with cu_seqlens");
+            return false;
+        }
         if (i == SAVED_OUT) {
             if (!make_saved(c, plan->saved_bytes)) return false;
             continue;

@@ -56,8 +56,8 @@ static loam_const_view view_of(const void *data, const char *axes, const Py_ssiz
         const int64_t elements = stride[a] / bytes;
         if (strchr("BN", axes[a])) view.batch = elements;
         if (strchr("HGVF", axes[a])) view.head = elements;
-        /* Features are rows of z, and channels of all else. */
-        if (strchr("TSRJ", axes[a]) || (axes[a] == 'M' && axes[a + 1])) view.token = elements;
+        /* Features are rows of z and channels of all else; keys are channels of the weights. */
+        if (strchr("TRJ", axes[a]) || (strchr("SM", axes[a]) && axes[a + 1])) view.token = elements;
     }
     return view;
 }

@@ -16,6 +16,8 @@ initial_state       [N, HV, K, R]: where a recurrence begins, N = B where not pa
                     `normalize`, K more for mesa. None: 0.
 output_final_state  recurrences return (o, state) always; the state is None without this.
 return_lse          one more result: log sum exp of each row's scores, [B, T, H], without gradients.
+return_probe        one more result: the probe that each row used, [B, T, H, K].
+return_weights      one more result: the weight of each key in each row, [B, T, H, S]; for small inputs.
 return_info         one more result: how each row was solved, [B, T, H], with fields code (0: well,
                     1: no visible key, 2: singular), solver, iterations, residual.
 backend             "auto", "cpu", "reference" (float64 from the equations, slow); on a GPU "auto" or "cuda";

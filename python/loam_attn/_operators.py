@@ -49,10 +49,12 @@ _CALL = ", ".join(
 _NAMES = (*INPUTS, *_READ, *OPTIONS)
 _TENSORS = len(INPUTS) + len(_READ)
 _ARGS = 1 + len(_NAMES)
-_FLAGS = ("output_final_state", "return_lse", "return_info", "save")
+_FLAGS = ("output_final_state", "return_lse", "return_probe", "return_weights", "return_info", "save")
 
 _library = torch.library.Library("loam", "DEF")
-_library.define(f"forward({_CALL}, bool state, bool lse, bool info, bool save) -> Tensor[]")
+_library.define(
+    f"forward({_CALL}, bool state, bool lse, bool rho, bool weights, bool info, bool save) -> Tensor[]"
+)
 _library.define(
     f"backward({_CALL}, Tensor? saved, Tensor grad_o, Tensor? grad_state, bool[] wanted) -> Tensor[]"
 )
@@ -79,7 +81,7 @@ def _saved_bytes(values: dict[str, Any]) -> int:
 
 
 def _forward(*args: Any) -> list[Tensor]:
-    """o, the state of a recurrence where it is wanted, log-sum-exp, info, saved: those that are wanted."""
+    """o, state, log-sum-exp, probe, weights, info, saved: those that are wanted."""
     values = {**_values(args), **dict(zip(_FLAGS, args[_ARGS:]))}
     if values["save"] and args[0] not in RECURRENT:
         values["save"] = _saved_bytes(values)
@@ -110,7 +112,7 @@ def _state_shape(mechanism: str, values: dict[str, Any]) -> tuple[int, int, int]
 
 @torch.library.register_fake("loam::forward", lib=_library)
 def _(*args: Any) -> list[Tensor]:
-    mechanism, values, (state, lse, info, save) = args[0], _values(args), args[_ARGS:]
+    mechanism, values, (state, lse, probe, weights, info, save) = args[0], _values(args), args[_ARGS:]
     q, v = values["q"], values["v"]
     batch, tokens = q.shape[:2]
     rows = (batch, tokens, heads_of(mechanism, values))
@@ -122,6 +124,10 @@ def _(*args: Any) -> list[Tensor]:
         results.append(q.new_empty((n, *_state_shape(mechanism, values)), dtype=real).transpose(2, 3))
     if lse:
         results.append(q.new_empty(rows, dtype=real))
+    if probe:
+        results.append(q.new_empty(q.shape, dtype=real))
+    if weights:
+        results.append(q.new_empty((*rows, values["k"].shape[1]), dtype=real))
     if info:
         for _ in range(1 if values["linear"] is None else 2):
             results.append(q.new_empty((*rows, 4), dtype=torch.int32))
@@ -232,7 +238,7 @@ def run(mechanism: str, values: dict[str, Any]) -> tuple[Any, ...]:
     differentiable = torch.is_grad_enabled() and (
         needs_gradients(values) or torch._C._are_functorch_transforms_active()
     )
-    flags = [bool(values.get(name)) for name in _FLAGS[:3]]
+    flags = [bool(values.get(name)) for name in _FLAGS[:-1]]
     call = [values.get(name) for name in _NAMES]
     operation = Operation.apply if differentiable else torch.ops.loam.forward
     results = list(operation(mechanism, *call, *flags, differentiable))

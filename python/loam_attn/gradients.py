@@ -29,7 +29,7 @@ INPUTS = (
     "z",
     "log_alpha",
 )
-_RESULTS = ("output_final_state", "return_lse", "return_info")
+_RESULTS = ("output_final_state", "return_lse", "return_probe", "return_weights", "return_info")
 
 
 def vjp(

@@ -31,6 +31,7 @@ def softmax_attention(
     cache: Cache | None = None,
     backend: str | None = None,
     return_lse: bool = False,
+    return_weights: bool = False,
     return_info: bool = False,
 ) -> Array | tuple[Array, ...]:
     """Softmax attention: fits a constant around each query.
@@ -64,6 +65,7 @@ def softmax_attention(
         cache=cache,
         backend=backend,
         return_lse=return_lse,
+        return_weights=return_weights,
         return_info=return_info,
     )
 
@@ -86,6 +88,8 @@ def parallax(
     cache: Cache | None = None,
     backend: str | None = None,
     return_lse: bool = False,
+    return_probe: bool = False,
+    return_weights: bool = False,
     return_info: bool = False,
 ) -> Array | tuple[Array, ...]:
     """Parallax: softmax attention with a correction by `probe`, the slope of a line that is given.
@@ -117,6 +121,8 @@ def parallax(
         cache=cache,
         backend=backend,
         return_lse=return_lse,
+        return_probe=return_probe,
+        return_weights=return_weights,
         return_info=return_info,
     )
 
@@ -140,6 +146,8 @@ def lla(
     cache: Cache | None = None,
     backend: str | None = None,
     return_lse: bool = False,
+    return_probe: bool = False,
+    return_weights: bool = False,
     return_info: bool = False,
 ) -> Array | tuple[Array, ...]:
     """Local Linear Attention: fits an affine function around each query, by a solve for each row.
@@ -149,9 +157,11 @@ def lla(
 
     >>> rng = np.random.default_rng(0)
     >>> q, k, v = rng.standard_normal((3, 2, 16, 4, 8), "float32")
-    >>> o, info = lla(q, k, v, ridge=0.5, return_info=True)
-    >>> o.shape, info.shape, int(info["code"].max())
-    ((2, 16, 4, 8), (2, 16, 4), 0)
+    >>> o, weights, info = lla(q, k, v, ridge=0.5, return_weights=True, return_info=True)
+    >>> o.shape, weights.shape, info.shape, int(info["code"].max())
+    ((2, 16, 4, 8), (2, 16, 4, 16), (2, 16, 4), 0)
+    >>> bool(np.allclose(weights.sum(-1), 1, atol=1e-4))
+    True
     """
     return _run(
         "lla",
@@ -172,6 +182,8 @@ def lla(
         cache=cache,
         backend=backend,
         return_lse=return_lse,
+        return_probe=return_probe,
+        return_weights=return_weights,
         return_info=return_info,
     )
 
@@ -191,6 +203,7 @@ def forgetting_attention(
     cache: Cache | None = None,
     backend: str | None = None,
     return_lse: bool = False,
+    return_weights: bool = False,
 ) -> Array | tuple[Array, ...]:
     """Forgetting attention (FoX): softmax whose scores decay by the gates between key and query.
 
@@ -218,6 +231,7 @@ def forgetting_attention(
         cache=cache,
         backend=backend,
         return_lse=return_lse,
+        return_weights=return_weights,
     )
 
 
@@ -234,6 +248,7 @@ def path_attention(
     cache: Cache | None = None,
     backend: str | None = None,
     return_lse: bool = False,
+    return_weights: bool = False,
 ) -> Array | tuple[Array, ...]:
     """PaTH attention: softmax whose keys are reflected by the tokens between, I - beta w w^T of each.
 
@@ -260,6 +275,7 @@ def path_attention(
         cache=cache,
         backend=backend,
         return_lse=return_lse,
+        return_weights=return_weights,
     )
 
 
@@ -293,6 +309,8 @@ def interpolation(
     cu_seqlens: Array | None = None,
     backend: str | None = None,
     return_lse: bool = False,
+    return_probe: bool = False,
+    return_weights: bool = False,
     return_info: bool = False,
 ) -> tuple[Array | None, ...]:
     """Local attention on what a recurrence leaves over: o_i = sum_j p_ij (v_j - W_i k_j) + W_i q_i, with W_i
@@ -344,5 +362,7 @@ def interpolation(
         cu_seqlens=cu_seqlens,
         backend=backend,
         return_lse=return_lse,
+        return_probe=return_probe,
+        return_weights=return_weights,
         return_info=return_info,
     )

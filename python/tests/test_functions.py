@@ -580,6 +580,30 @@ def test_info():
     assert (info["code"][:, :3] == 1).all() and (info["code"][:, 3:] == 0).all()
 
 
+@pytest.mark.parametrize("name", [*LOCAL, "over_gla"])
+def test_weights_are_what_values_count(name):
+    d = Data()
+    if name == "over_gla":
+        call = lambda **o: la.interpolation(d.q, d.k, d.v, "gla", linear_g=0 * d.gk - 99, **o)
+        _, _, weights = call(return_weights=True)
+        want = la.softmax_attention(d.q, d.k, d.v, return_weights=True)[1]
+        assert far(weights, want) < 1e-12
+        return
+    o, weights = ALL[name](d, return_weights=True)
+    assert weights.shape == (B, T, H, T) and far(np.einsum("bthj,bjhd->bthd", weights, d.v), o) < 1e-9
+    if "path" not in name and name != "sink":
+        assert far(weights.sum(-1), 1) < 1e-9
+
+
+def test_the_probe_that_was_used():
+    d = Data()
+    o, probe = la.lla(d.q, d.k, d.v, 0.3, return_probe=True)
+    assert probe.shape == (B, T, H, K) and far(la.parallax(d.q, d.k, d.v, probe), o) < 1e-9
+    d = Data(batch=1)
+    with pytest.raises(ValueError, match="return_weights: True, expected False with cu_seqlens"):
+        la.lla(d.q, d.k, d.v, cu_seqlens=np.array([0, 9, T]), return_weights=True)
+
+
 def test_nothing_in_nothing_out():
     empty = np.zeros((0, 5, H, K), "f4")
     assert la.softmax_attention(empty, empty, empty).shape == (0, 5, H, K)

@@ -225,6 +225,19 @@ def test_compile_with_packed_sequences(name):
     assert all(torch.equal(found[key], want[key]) for key in want)
 
 
+def test_weights_and_probes():
+    torch._dynamo.reset()
+    options = dict(return_lse=True, return_probe=True, return_weights=True, return_info=True)
+    call = lambda d: la.lla(d.q, d.k[:, :20], d.v[:, :20], **options)
+    want, d = call(Data("f4")), Tensors(differentiable=True)
+    for found in call(Tensors()), call(d), torch.compile(call, fullgraph=True, backend="aot_eager")(d):
+        assert all(np.array_equal(x.detach().numpy(), y) for x, y in zip(found[:4], want))
+        assert np.array_equal(found[4].code.numpy(), want[4]["code"])
+        assert [x.requires_grad for x in found[:4]] == [found[0].requires_grad, False, False, False]
+    found = torch.func.vmap(lambda q: la.lla(q, d.k, d.v, return_weights=True)[1])(torch.stack([d.q, d.q]))
+    assert torch.equal(found[1], la.lla(d.q, d.k, d.v, return_weights=True)[1])
+
+
 def test_compile_with_inductor():
     torch._dynamo.reset()
     d, c = Tensors(differentiable=True), Tensors(differentiable=True)
@@ -316,12 +329,12 @@ def test_operators_are_sound(mechanism):
     values = dict(q=d.q, k=d.k, v=d.v, **more[mechanism])
     call = [values.get(name) for name in _operators._NAMES]
     # What is saved has padding, which no two calls need agree in.
-    args = (mechanism, *call, gated, not gated, True, False)
+    args = (mechanism, *call, gated, *[not gated] * 3, True, False)
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_static")
     with torch.no_grad():
         torch.library.opcheck(torch.ops.loam.forward.default, args, test_utils=checks)
         wanted = [x is not None and x.is_floating_point() for x in call[: len(_operators.INPUTS)]]
-        saved = None if gated else torch.ops.loam.forward(mechanism, *call, False, False, False, True)[-1]
+        saved = None if gated else torch.ops.loam.forward(mechanism, *call, *[False] * 5, True)[-1]
         args = (mechanism, *call, saved, torch.ones_like(d.v), None, wanted)
         torch.library.opcheck(torch.ops.loam.backward.default, args, test_utils=checks)
 
