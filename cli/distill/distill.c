@@ -8,7 +8,6 @@
 #include "cli/lm/lm.h"
 #include "cli/names.h"
 #include "cli/progress.h"
-#include "distill/checkpoint.h"
 #include "distill/flushed.h"
 #include "distill/model.h"
 #include "distill/reading.h"
@@ -28,8 +27,6 @@ static const char ABOUT[] =
 
 static const double interval = 60; /* seconds between checkpoints */
 
-enum { SINKS = 4 };
-
 typedef struct request {
     lm_words words;
     const char *calibration, *texts, *loss, *strategy, *out;
@@ -37,7 +34,7 @@ typedef struct request {
     int64_t windows, layer, seed, measured_windows, measured_steps;
     dof_budget budget;
     bool shared;
-    strategy how;
+    int how; /* the strategy */
     training_options training;
 } request;
 
@@ -51,10 +48,9 @@ static const char *loss_word(int index)
 
 static int check(request *r, io_error *error)
 {
-    int kind = r->training.loss, how = STRATEGY_FIX;
+    int kind = r->training.loss;
     int status = names_choose("loss", r->loss, loss_word, &kind, error);
-    if (!status) status = names_choose("strategy", r->strategy, strategy_name, &how, error);
-    r->how = (strategy)how;
+    if (!status) status = names_choose("strategy", r->strategy, strategy_name, &r->how, error);
     r->training.loss = (feature_loss_kind)kind, r->training.seed = (uint64_t)r->seed;
     if (!status && dof_budget_check(&r->budget, error)) return EXIT_USAGE;
     return !status && r->out ? experiment_check_out(r->out, error) : status;
@@ -121,115 +117,58 @@ typedef struct command {
     const char *model; /* its path */
     lm_session session;
     ridge_plan plan;
-    activations of;
+    distillation from;
     trial trial;
     shares shares;
-    int64_t window;  /* beside SINKS */
     double *flushed; /* [layers], of the last student */
+    progress bar;
 } command;
 
 static void count_one(void *bar) { progress_add(bar, 1); }
 
-/* Whole windows of the calibration's texts; tokens [windows][context]. */
-static int take_windows(const command *c, const ridge_plan *p, int32_t *ids, int64_t *count, io_error *error)
-{
-    *count = 0;
-    for (int64_t n = 0; n < p->window_count && *count < c->r->windows; n++)
-        if (p->windows[n].at.inputs == p->choice.context)
-            ridge_inputs(p, &p->windows[n], ids + (*count)++ * p->choice.context);
-    if (*count > 0) return 0;
-    return io_fail(error, EXIT_INPUT, "--calibration %s: no window of %" PRId64 " tokens", c->r->calibration,
-                   p->choice.context);
-}
-
-static int read_calibration(command *c, io_error *error)
-{
-    ridge_choice choice = c->r->choice;
-    ridge_plan p;
-    progress bar;
-    int64_t count = 0;
-    /* Each text has whole windows. */
-    int64_t texts = 1;
-    for (const char *at = c->r->calibration; (at = strchr(at, ',')); at++)
-        texts++;
-    choice.tokens = (c->r->windows + texts - 1) / texts * texts * choice.context;
-    int status = ridge_plan_open(&p, &choice, c->session.model, c->session.tokens, c->r->calibration, error);
-    if (status) return status;
-    int32_t *ids = calloc((size_t)c->r->windows, (size_t)choice.context * sizeof *ids);
-    status = ids ? take_windows(c, &p, ids, &count, error)
-                 : io_fail(error, EXIT_INTERNAL, "out of memory for windows");
-    progress_begin(&bar, "calibration", count);
-    if (!status)
-        status = activations_open(&c->of, c->session.model, ids, count, choice.context, count_one, &bar,
-                                  error);
-    progress_end(&bar);
-    free(ids);
-    ridge_plan_close(&p);
-    return status;
-}
-
 static int share_features(command *c, io_error *error)
 {
     const request *r = c->r;
-    const strategy_problem p = { .how = r->how,
-                                 .budget = r->budget,
-                                 .of = &c->of,
-                                 .shared = r->shared,
-                                 .session = &c->session,
-                                 .calibration = r->calibration,
-                                 .context = r->choice.context,
-                                 .windows = r->measured_windows,
-                                 .steps = r->measured_steps,
-                                 .training = r->training };
-    return strategy_share(&p, &c->shares, error);
+    strategy_problem p = { .how = strategy_at(r->how),
+                           .budget = r->budget,
+                           .from = &c->from,
+                           .seed = r->training.seed,
+                           .measured = { .windows = r->measured_windows,
+                                         .fit = { .options = r->training, .end = INFINITY } } };
+    bool whole;
+    p.measured.fit.options.steps = r->measured_steps;
+    return strategy_share(&p, &c->shares, &whole, error);
 }
 
 static int open_all(command *c, io_error *error)
 {
-    int status = lm_session_open(&c->session, c->model, &c->r->words, error);
-    if (status) return status;
-    const lm_config *config = lm_model_config(c->session.model);
-    if (config->architecture == LM_BERT)
-        return io_fail(error, EXIT_USAGE, "%s: distillation is of models that predict", c->model);
-    if (config->mechanism != LOAM_SOFTMAX || config->forgets)
-        return io_fail(error, EXIT_USAGE, "%s: its attention is %s; expected softmax", c->model,
-                       lm_config_attention_name(config));
-    status = ridge_plan_open(&c->plan, &c->r->choice, c->session.model, c->session.tokens, c->r->texts,
-                             error);
+    const request *r = c->r;
+    const distillation_choice choice = { r->calibration, r->windows, r->choice.context, r->budget.mean,
+                                         r->shared };
+    int status = lm_session_open(&c->session, c->model, &r->words, error);
+    if (!status) status = distillation_check(&c->session, c->model, error);
+    if (!status)
+        status = ridge_plan_open(&c->plan, &r->choice, c->session.model, c->session.tokens, r->texts, error);
     if (!status) status = trial_open(&c->trial, &c->plan, c->session.model, error);
-    if (!status) status = read_calibration(c, error);
+    if (!status) status = distillation_open(&c->from, &c->session, &choice, error);
     return status ? status : share_features(c, error);
 }
 
-static int measure_by(command *c, const char *name, const lm_options *options, io_error *error)
+/* s: of an arm that has features. */
+static int measure(command *c, const distill_arm *arm, const student *s, io_error *error)
 {
-    progress bar;
-    progress_begin(&bar, name, c->plan.window_count);
-    const int status = trial_run(&c->trial, name, options, count_one, &bar, error);
-    progress_end(&bar);
-    return status;
-}
-
-/* Without student: softmax, or LOAM_LINEAR of elu + 1. */
-static int measure(command *c, const char *name, const student *s, loam_mechanism mechanism, io_error *error)
-{
-    lm_options options = lm_options_default();
     reading r = { 0 };
+    progress bar;
     int status = s ? reading_open(&r, s, &c->session.on, error) : 0;
     if (status) return status;
-    options.features = r.layers, options.only = c->r->layer, options.mechanism = mechanism;
-    status = measure_by(c, name, &options, error);
+    lm_options options = distillation_options(arm, lm_model_config(c->session.model), &c->from.choice,
+                                              r.layers);
+    options.only = c->r->layer;
+    progress_begin(&bar, arm->name, c->plan.window_count);
+    status = trial_run(&c->trial, arm->name, &options, count_one, &bar, error);
+    progress_end(&bar);
     reading_close(&r);
     return status;
-}
-
-static int begin(const command *c, student *s, student_start start, bool calibrated, io_error *error)
-{
-    const int threads = c->session.on.threads;
-    int status = student_open(s, &c->of, c->shares.features, c->r->shared, error);
-    if (!status && c->shares.used) student_use(s, c->shares.used);
-    if (!status && calibrated) status = student_calibrate(s, &c->of, true, threads, error);
-    return status ? status : student_begin(s, &c->of, start, c->r->training.seed, threads, error);
 }
 
 /* The student as a folder that loam lm reads. */
@@ -253,81 +192,45 @@ static int save_model(const command *c, const student *s, io_error *error)
 /* What is kept of the last student: how its states fare, and where --out says so the model. */
 static int finish(command *c, const student *s, io_error *error)
 {
-    c->flushed = calloc((size_t)c->of.layers, sizeof *c->flushed);
+    c->flushed = calloc((size_t)c->from.of.layers, sizeof *c->flushed);
     if (!c->flushed) return io_fail(error, EXIT_INTERNAL, "out of memory for shares");
-    const int status = student_flushed(s, &c->of, c->session.on.threads, c->flushed, error);
+    const int status = student_flushed(s, &c->from.of, c->session.on.threads, c->flushed, error);
     return !status && c->r->out ? save_model(c, s, error) : status;
 }
 
-/* The features that need no training. */
-static int measure_drawn(command *c, io_error *error)
+static int train(command *c, student *s, const char *path, io_error *error)
 {
-    static const struct {
-        const char *name;
-        student_start start;
-        bool calibrated;
-    } arms[] = { { "uniform", STUDENT_UNIFORM, false },       { "normal", STUDENT_NORMAL, false },
-                 { "orthogonal", STUDENT_ORTHOGONAL, false }, { "dct", STUDENT_DCT, false },
-                 { "pairs", STUDENT_PAIRS, false },           { "balanced pairs", STUDENT_PAIRS, true } };
-    const size_t arm_count = sizeof arms / sizeof *arms;
-    int status = 0;
-    for (size_t i = 0; !status && i < arm_count; i++) {
-        student s = { 0 };
-        status = begin(c, &s, arms[i].start, arms[i].calibrated, error);
-        if (!status) status = measure(c, arms[i].name, &s, LOAM_SOFTMAX, error);
-        if (!status && i + 1 == arm_count && c->r->training.steps == 0) status = finish(c, &s, error);
-        student_close(&s);
-    }
-    return status ? status : measure(c, "elu + 1", NULL, LOAM_LINEAR, error);
+    const fit by = { c->r->training, path, interval, INFINITY, count_one, &c->bar };
+    bool whole;
+    progress_begin(&c->bar, "training", by.options.steps);
+    const int status = fit_run(&c->from, s, &by, &whole, error);
+    progress_end(&c->bar);
+    return status;
 }
 
-/* Keys and values of the window are as many numbers as the states of a layer, M (d + 1) of a head. */
-static int measure_window(command *c, io_error *error)
+/* last: its student is the one that is kept. */
+static int measure_arm(command *c, const distill_arm *arm, const char *path, bool last, io_error *error)
 {
-    const activations *a = &c->of;
-    const int64_t heads = c->r->shared ? a->heads_kv : a->heads_q, d = a->channels,
-                  state = heads * c->r->budget.mean * (d + 1), window = state / (2 * d * a->heads_kv);
-    lm_options options = lm_options_default();
-    c->window = window > 0 ? window : 1;
-    options.only = c->r->layer, options.sinks = SINKS, options.window = c->window;
-    return measure_by(c, "window", &options, error);
-}
-
-/* From the checkpoint, where there is one, to the last step. */
-static int run_training(training *t, const char *path, io_error *error)
-{
-    bool found = false;
-    progress bar;
-    double saved = lm_seconds();
-    int status = path ? training_load(t, path, &found, error) : 0;
-    const int64_t from = training_taken(t);
-    progress_begin(&bar, "training", t->options.steps - from);
-    while (!status && training_taken(t) < t->options.steps) {
-        training_step(t);
-        progress_add(&bar, 1);
-        if (!path || lm_seconds() - saved < interval) continue;
-        status = training_save(t, path, error);
-        saved = lm_seconds();
-    }
-    if (!status) status = training_fetch(t, error);
-    progress_end(&bar);
-    return !status && path && training_taken(t) > from ? training_save(t, path, error) : status;
-}
-
-static int measure_trained(command *c, const char *path, io_error *error)
-{
-    training_options options = c->r->training;
     student s = { 0 };
-    training t = { 0 };
-    options.threads = c->session.on.threads;
-    options.gpu = c->session.on.gpu ? &c->session.on : NULL;
-    int status = begin(c, &s, STUDENT_PAIRS, true, error);
-    if (!status) status = training_open(&t, &s, &c->of, &options, error);
-    if (!status) status = run_training(&t, path, error);
-    training_close(&t);
-    if (!status) status = measure(c, "trained", &s, LOAM_SOFTMAX, error);
-    if (!status) status = finish(c, &s, error);
+    int status = 0;
+    if (!distill_arm_has_features(arm)) return measure(c, arm, NULL, error);
+    status = distillation_begin(&c->from, &s, arm, c->shares.features, c->shares.used, c->r->training.seed,
+                                error);
+    if (!status && arm->form == FORM_TRAINED) status = train(c, &s, path, error);
+    if (!status) status = measure(c, arm, &s, error);
+    if (!status && last) status = finish(c, &s, error);
     student_close(&s);
+    return status;
+}
+
+static int measure_all(command *c, const char *path, io_error *error)
+{
+    const int last = distill_arm_find(c->r->training.steps > 0 ? "trained" : "balanced pairs");
+    const distill_arm *arm;
+    int status = 0;
+    for (int i = 0; !status && (arm = distill_arm_at(i)); i++)
+        if (arm->form != FORM_TRAINED || c->r->training.steps > 0)
+            status = measure_arm(c, arm, path, i == last, error);
     return status;
 }
 
@@ -336,7 +239,7 @@ static int measure_trained(command *c, const char *path, io_error *error)
 /* By how much of what features of N(0, I) lose. */
 static double gap_of(const trial *t, int arm)
 {
-    return trial_value_of(t, arm).more / trial_value_of(t, 2).more;
+    return trial_value_of(t, arm).more / trial_value_of(t, distill_arm_find("normal")).more;
 }
 
 /* Of the layers that have features. */
@@ -344,8 +247,8 @@ static void print_flushed(const command *c)
 {
     double sum = 0;
     int64_t most = c->r->layer < 0 ? 0 : c->r->layer;
-    for (int64_t i = 0; i < c->of.layers; i++) {
-        sum += c->flushed[i] / (double)c->of.layers;
+    for (int64_t i = 0; i < c->from.of.layers; i++) {
+        sum += c->flushed[i] / (double)c->from.of.layers;
         if (c->r->layer < 0 && c->flushed[i] > c->flushed[most]) most = i;
     }
     printf("keys that take the past of a feature times less than e^-20: %.3g %% of a head's tokens",
@@ -359,10 +262,11 @@ static void print(const command *c)
     const trial *t = &c->trial;
     printf("%" PRId64 " windows of %" PRId64 " tokens calibrate, %" PRId64 " windows are predicted; %" PRId64
            " features of a %s head in the mean, %s\n",
-           c->of.windows, c->of.tokens, c->plan.window_count, c->r->budget.mean,
+           c->from.of.windows, c->from.of.tokens, c->plan.window_count, c->r->budget.mean,
            c->r->shared ? "key" : "query", c->r->layer < 0 ? "all layers" : "one layer");
-    shares_print(&c->shares, &c->of);
-    printf("window: softmax over the first %d tokens and the last %" PRId64 "\n", SINKS, c->window);
+    shares_print(&c->shares, c->from.of.layers);
+    printf("window: softmax over the first %d tokens and the last %" PRId64 "\n", DISTILL_SINKS,
+           distillation_window(lm_model_config(c->session.model), &c->from.choice));
     print_flushed(c);
     printf("\n%-16s %8s %9s %7s %7s\n", "attention", "NLL", "more", "error", "gap");
     for (int arm = 0; arm < t->count; arm++) {
@@ -394,10 +298,7 @@ static int run(command *c, io_error *error)
     snprintf(csv, sizeof csv, "%s/results.csv", out ? out : "");
     int status = open_all(c, error);
     if (!status && out) status = experiment_make_directories(out, error);
-    if (!status) status = measure(c, "softmax", NULL, LOAM_SOFTMAX, error);
-    if (!status) status = measure_drawn(c, error);
-    if (!status) status = measure_window(c, error);
-    if (!status && c->r->training.steps > 0) status = measure_trained(c, out ? checkpoint : NULL, error);
+    if (!status) status = measure_all(c, out ? checkpoint : NULL, error);
     if (!status) print(c);
     return !status && out ? write_csv(c, csv, error) : status;
 }
@@ -416,7 +317,7 @@ int command_distill(int argc, char **argv)
         c->r = &r, c->model = model;
         status = run(c, &error);
         trial_close(&c->trial);
-        activations_close(&c->of);
+        distillation_close(&c->from);
         ridge_plan_close(&c->plan);
         lm_session_close(&c->session);
         shares_close(&c->shares);

@@ -5,7 +5,7 @@
 
 #include "cli/ridge/plan.h"
 
-enum { TRIAL_ARMS = 10 };
+enum { TRIAL_ARMS = 32 };
 
 typedef struct trial {
     const ridge_plan *plan; /* of its windows */
