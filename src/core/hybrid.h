@@ -200,11 +200,8 @@ LOAM_INLINE void hybrid_join(const hybrid_call *x, int64_t b, int64_t h, int64_t
 LOAM_INLINE void hybrid_keep(const hybrid_call *x, int64_t b, int64_t g, int64_t slot, int64_t c)
 {
     const int64_t seen = hybrid_seen(x, b), last = seen + x->p.len_q - 1, ring = slot - x->sinks;
-    int64_t j = slot;
-    if (ring >= 0) {
-        const int64_t back = (last - x->sinks - ring) % x->window;
-        j = last - (back < 0 ? back + x->window : back);
-    }
+    /* Of a slot that has no token yet this is after the last one, or a sink. */
+    const int64_t j = ring < 0 ? slot : last - (last - x->sinks - ring) % x->window;
     if (j < seen || j > last || (ring >= 0 && j < x->sinks)) return;
     const int64_t at = RECURRENT_AT(x->h.keys, b, g, slot) + c,
                   to = RECURRENT_AT(x->h.values, b, g, slot) + c;

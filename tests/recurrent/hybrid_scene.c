@@ -307,8 +307,7 @@ double scene_dot(const double *x, const double *y, int64_t n)
     return sum;
 }
 
-/* log (1/M) sum_m phi_m(x) phi_m(y) alpha_m, and what the shift of the keys took from the scores. */
-static double far_score(const scene *s, int64_t n, const double *q, const double *k)
+double scene_far_score(const scene *s, int64_t n, const double *q, const double *k)
 {
     double x[64], y[64], all[512], top = -HUGE_VAL, sum = 0;
     const double *shift = s->shift ? s->x[SHIFT] + n * s->d : NULL;
@@ -334,7 +333,7 @@ static void expected_row(const scene *s, int64_t b, int64_t h, int64_t t, int ex
     for (int64_t j = 0; j <= t; j++) {
         const double *k = s->x[K] + ((b * s->heads_kv + g) * s->len + j) * s->d;
         const int near = exact || j < s->sinks || t - j < s->window;
-        w[j] = near ? scale_of(s) * scene_dot(q, k, s->d) : s->x[GAIN][h] + far_score(s, n, q, k);
+        w[j] = near ? scale_of(s) * scene_dot(q, k, s->d) : s->x[GAIN][h] + scene_far_score(s, n, q, k);
         top = fmax(top, w[j]);
     }
     memset(want, 0, (size_t)s->dv * sizeof *want);

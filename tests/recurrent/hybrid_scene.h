@@ -81,6 +81,9 @@ void scene_run_both(scene *s);
 void scene_run_forward(scene *s);
 /* The scalar product of n numbers. */
 double scene_dot(const double *x, const double *y, int64_t n);
+/* log (1/M) sum_m phi_m(x) phi_m(y) alpha_m, and what the shift of the keys took from the scores; n: head of
+ * z. */
+double scene_far_score(const scene *s, int64_t n, const double *q, const double *k);
 /* The largest difference of o from the equation over all pairs; `exact`: from softmax. */
 double scene_miss(const scene *s, int exact);
 
