@@ -85,12 +85,14 @@ static void describe(const training *t, char line[LINE])
     for (int64_t i = 0; i < t->s->layers * t->s->heads; i++)
         unused += (i + 1) * (t->s->layer[i / t->s->heads].features -
                              t->s->layer[i / t->s->heads].used[i % t->s->heads]);
-    snprintf(line, LINE,
-             "loam %s; %s; loss %d; steps %" PRId64 "; batch %" PRId64 " of %" PRId64 " windows of %" PRId64
-             "; rates %.17g %.17g; seed %" PRIu64 "; queries %" PRId64 "; unused %" PRId64,
-             loam_version(), machine_name(t->gpu ? t->options.gpu : &t->on, name), (int)o->loss, o->steps,
-             o->batch, t->a->windows, t->a->tokens, o->rate, o->rate_log_alpha, o->seed, t->s->queries,
-             unused);
+    const int used = snprintf(
+        line, LINE,
+        "loam %s; %s; loss %d; steps %" PRId64 "; batch %" PRId64 " of %" PRId64 " windows of %" PRId64
+        "; rates %.17g %.17g; seed %" PRIu64 "; queries %" PRId64 "; unused %" PRId64,
+        loam_version(), machine_name(t->gpu ? t->options.gpu : &t->on, name), (int)o->loss, o->steps,
+        o->batch, t->a->windows, t->a->tokens, o->rate, o->rate_log_alpha, o->seed, t->s->queries, unused);
+    if (o->window > 0)
+        snprintf(line + used, LINE - (size_t)used, "; beside %" PRId64 " and %" PRId64, o->sinks, o->window);
 }
 
 int training_save(training *t, const char *path, io_error *error)

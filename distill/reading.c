@@ -29,7 +29,8 @@ static void send_all(reading *r, const student *s, const machine *on)
                                       .log_alpha = send(r, on, l->log_alpha, heads * M),
                                       .shift = send(r, on, l->shift, heads * d),
                                       .balance = send(r, on, l->balance, heads * d * d),
-                                      .balance_keys = send(r, on, l->balance_keys, heads * d * d) };
+                                      .balance_keys = send(r, on, l->balance_keys, heads * d * d),
+                                      .gain = send(r, on, l->gain, heads * s->queries) };
     }
 }
 

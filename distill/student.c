@@ -29,7 +29,8 @@ static bool take(student *s, const int64_t *features)
         l->shift = calloc(heads, d * sizeof *l->shift);
         l->balance = calloc(heads, d * d * sizeof *l->balance);
         l->balance_keys = calloc(heads, d * d * sizeof *l->balance_keys);
-        there = l->used && l->z && l->log_alpha && l->shift && l->balance && l->balance_keys;
+        l->gain = calloc(heads * (size_t)s->queries, sizeof *l->gain);
+        there = l->used && l->z && l->log_alpha && l->shift && l->balance && l->balance_keys && l->gain;
         for (size_t h = 0; there && h < heads; h++)
             l->used[h] = features[i];
         for (size_t e = 0; there && e < heads * d; e++)
@@ -64,6 +65,7 @@ void student_close(student *s)
         free(s->layer[i].shift);
         free(s->layer[i].balance);
         free(s->layer[i].balance_keys);
+        free(s->layer[i].gain);
     }
     free(s->layer);
     *s = (student){ 0 };

@@ -12,6 +12,7 @@ typedef struct student_layer {
     double *z, *log_alpha;          /* [heads][M][channels], [heads][M] */
     double *shift;                  /* [heads][channels]: subtracted from keys */
     double *balance, *balance_keys; /* [heads][channels][channels]: A of queries, B of keys */
+    double *gain;                   /* [heads][queries]: beside a window, by student_gains (gains.h); 0 */
 } student_layer;
 
 typedef struct student {

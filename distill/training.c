@@ -44,6 +44,8 @@ static feature_loss loss_of(const training *t, int64_t layer, int64_t head, cons
     return (feature_loss){ .kind = t->options.loss,
                            .causal = t->a->causal,
                            .largest = t->largest[layer * t->s->heads + head],
+                           .sinks = t->options.sinks,
+                           .window = t->options.window,
                            .tokens = t->a->tokens,
                            .channels = t->s->channels,
                            .features = l->used[head],
@@ -128,6 +130,9 @@ int training_open(training *t, student *s, const activations *a, const training_
                        "%" PRId64 " steps of %" PRId64
                        " windows: expected at least one step, of 1 to %" PRId64 " windows",
                        options->steps, options->batch, a->windows);
+    if (options->window > 0 && (options->gpu || options->loss != FEATURE_LOSS_SOFTMAX))
+        return io_fail(error, EXIT_USAGE,
+                       "features beside a window are trained on a CPU, by the softmax loss");
     t->on = machine_cpu(LOAM_F64, options->threads);
     t->options.threads = t->on.threads;
     int status = take(t) ? 0 : io_fail(error, EXIT_INTERNAL, "out of memory for the training of features");
@@ -190,12 +195,13 @@ static void head_gradients(training *t, int64_t layer, int64_t head, double *wor
     double *const grad_z = (double *)t->z[layer].g.data + head * M * d,
                   *const grad_log_alpha = (double *)t->log_alpha[layer].g.data + head * M;
     const double part = 1 / (double)(t->options.batch * s->queries);
-    const feature_loss its = loss_of(t, layer, head, x, y);
+    feature_loss its = loss_of(t, layer, head, x, y);
     memset(grad_z, 0, (size_t)(M * d) * sizeof *grad_z);
     memset(grad_log_alpha, 0, (size_t)M * sizeof *grad_log_alpha);
     for (int64_t i = 0; i < t->options.batch; i++)
         for (int64_t n = 0; n < s->queries; n++) {
             student_rows(s, t->a, layer, head, n, t->chosen[i], x, n == 0 ? y : NULL);
+            its.gain = s->layer[layer].gain[head * s->queries + n] + log((double)its.features / (double)M);
             loss += part * feature_loss_run(&its, grad_z, grad_log_alpha, rest);
         }
     for (int64_t e = 0; e < M * d; e++)

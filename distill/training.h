@@ -13,9 +13,10 @@ typedef struct training_options {
     feature_loss_kind loss;
     int64_t steps, batch; /* of windows; each pass over them is in an order of its own */
     double rate, rate_log_alpha;
-    uint64_t seed;      /* of the orders */
-    int threads;        /* results do not depend on it */
-    const machine *gpu; /* where it is done; NULL: the CPU */
+    int64_t sinks, window; /* exact beside the features, with the student's gains; 0, 0: none. CPU, softmax */
+    uint64_t seed;         /* of the orders */
+    int threads;           /* results do not depend on it */
+    const machine *gpu;    /* where it is done; NULL: the CPU */
 } training_options;
 
 typedef struct training_gpu training_gpu;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "lm/model.h"
 
+#include "lm/hybrid.h"
 #include "lm/loaded.h"
 #include "lm/manner.h"
 #include "lm/window.h"
@@ -56,6 +57,7 @@ struct lm_text {
     bool stepped;
     matrix hidden;
     window_room window;
+    hybrid_room hybrid;
 };
 
 static int failed(const loam_error *from, io_error *error)
@@ -285,6 +287,7 @@ void lm_text_close(lm_text *t)
     if (!t) return;
     drop_plans(t);
     window_close(&t->window, t->of->on);
+    hybrid_close(&t->hybrid);
     memory work = { .gpu = t->of->on->gpu, .base = t->work };
     memory_close(&work);
     memory_close(&t->memory);
@@ -502,6 +505,9 @@ static int attend(lm_text *t, int64_t layer, matrix o, matrix q, io_error *error
     if (how->window > 0 && (how->only < 0 || how->only == layer)) {
         if (t->length > 0 || t->batch > 1)
             return io_fail(error, EXIT_USAGE, "a window reads a text in one go, and one alone");
+        if (manner_features(how, layer))
+            return hybrid_attend(&t->hybrid, t->of->on, how, c, layer, o, q, t->keys[layer], t->values[layer],
+                                 error);
         return window_attend(&t->window, t->of->on, how, c->head_dim,
                              how->inverse_temperature * lm_config_scale(c, layer), o, q, t->keys[layer],
                              t->values[layer], error);

@@ -69,28 +69,44 @@ static void direct_window(const scene *s, const lm_options *by, const lm_heads *
         o[c] /= sum;
 }
 
-/* Of token t and a query head: the mean of values weighed by the estimate. */
-static void direct(const scene *s, const student *by, const lm_heads *from, int64_t layer, int64_t head,
-                   int64_t t, double *o)
+/* What a weight by features lacks of the estimate of e^score: the gain too. */
+static double rest_of(const student *by, const float *q, const double *x, int64_t layer, int64_t head,
+                      int64_t own, double scale)
+{
+    const student_layer *l = &by->layer[layer];
+    double rest = l->gain[head] - log((double)l->features);
+    for (int64_t c = 0; c < by->channels; c++)
+        rest += scale * (double)q[c] * l->shift[own * by->channels + c] - x[c] * x[c] / 2;
+    return rest;
+}
+
+/* Of token t and a query head: the mean of values weighed by the estimate; beside a window (NULL: none) by
+ * what it is the estimate of. */
+static void direct(const scene *s, const student *by, const lm_options *window, const lm_heads *from,
+                   int64_t layer, int64_t head, int64_t t, double *o)
 {
     const int64_t d = s->config->head_dim, key = head / (s->config->heads_q / s->config->heads_kv);
     const int64_t own = by->queries > 1 ? key : head;
     const student_layer *l = &by->layer[layer];
     const double scale = lm_config_scale(s->config, layer);
     double x[MOST], y[MOST], sum = 0;
-    map((const float *)from->q.data + t * from->q.row + head * d, NULL, l->balance + own * d * d, d, scale,
-        x);
+    const float *const q = (const float *)from->q.data + t * from->q.row + head * d;
+    map(q, NULL, l->balance + own * d * d, d, scale, x);
+    const double rest = window ? rest_of(by, q, x, layer, head, own, scale) : 0;
     memset(o, 0, (size_t)d * sizeof *o);
     for (int64_t j = 0; j <= t; j++) {
-        double weight = 0;
-        map((const float *)from->k.data + j * from->k.row + key * d, l->shift + own * d,
-            l->balance_keys + own * d * d, d, scale, y);
+        const float *const k = (const float *)from->k.data + j * from->k.row + key * d;
+        double weight = 0, score = 0;
+        map(k, l->shift + own * d, l->balance_keys + own * d * d, d, scale, y);
         for (int64_t m = own * l->features; m < (own + 1) * l->features; m++) {
             double exponent = l->log_alpha[m];
             for (int64_t c = 0; c < d; c++)
                 exponent += l->z[m * d + c] * (x[c] + y[c]) - y[c] * y[c] / 2;
-            weight += exp(exponent);
+            weight += exp(exponent + rest);
         }
+        for (int64_t c = 0; c < d; c++)
+            score += scale * (double)q[c] * (double)k[c];
+        if (window && (j < window->sinks || t - j < window->window)) weight = exp(score);
         sum += weight;
         for (int64_t c = 0; c < d; c++)
             o[c] += weight * (double)((const float *)from->v.data)[j * from->v.row + key * d + c];
@@ -115,10 +131,10 @@ static int look(void *to, int64_t layer, const lm_heads *heads, io_error *error)
     (void)error;
     for (int64_t head = 0; head < c->heads_q; head++)
         for (int64_t t = 0; t < heads->q.rows; t++) {
-            if (s->window)
+            if (s->by)
+                direct(s->scene, s->by, s->window, heads, layer, head, t, o);
+            else if (s->window)
                 direct_window(s->scene, s->window, heads, layer, head, t, o);
-            else if (s->by)
-                direct(s->scene, s->by, heads, layer, head, t, o);
             else
                 direct_elu(s->scene, heads, head, t, o);
             const float *const got = (const float *)heads->o.data + t * heads->o.row + head * c->head_dim;
@@ -212,6 +228,33 @@ static void test_window(void **state)
         }
 }
 
+/* Sinks and window exact, features for the rest. */
+static void test_hybrid(void **state)
+{
+    static const char *const models[] = { "gpt2-scaled", "llama", "neox" };
+    (void)state;
+    for (size_t n = 0; n < sizeof models / sizeof *models; n++)
+        for (int shared = 0; shared < 2; shared++) {
+            lm_options options = lm_options_default();
+            scene s;
+            reading r;
+            io_error error;
+            scene_open(&s, models[n]);
+            student by = scene_student(&s, shared);
+            for (int64_t i = 0; i < s.config->layers * s.config->heads_q; i++)
+                by.layer[i / s.config->heads_q].gain[i % s.config->heads_q] = 0.3 * (double)(i % 4) - 0.5;
+            assert_int_equal(reading_open(&r, &by, &s.on, &error), 0);
+            options.features = r.layers, options.sinks = 2, options.window = 5;
+            seen all = { .scene = &s, .by = &by, .window = &options, .only = -1 };
+            read_texts(&s, &options, &all);
+            printf("%-12s %d, beside a window: %.1e\n", models[n], shared, all.apart);
+            assert_true(all.apart > 0 && all.apart < 1e-5);
+            reading_close(&r);
+            student_close(&by);
+            scene_close(&s);
+        }
+}
+
 /* Texts side by side are those by themselves. */
 static void test_batch(void **state)
 {
@@ -275,8 +318,8 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_outputs), cmocka_unit_test(test_elu),     cmocka_unit_test(test_window),
-        cmocka_unit_test(test_batch),   cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_outputs), cmocka_unit_test(test_elu),   cmocka_unit_test(test_window),
+        cmocka_unit_test(test_hybrid),  cmocka_unit_test(test_batch), cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -128,16 +128,15 @@ static double loss_of_head(const student *by, const scene *s, int64_t layer, int
     const int64_t d = by->channels, M = by->layer[layer].features;
     double *const x = calloc((size_t)(2 * SCENE_TOKENS * d), sizeof *x), *const y = x + SCENE_TOKENS * d;
     double *const grad = calloc((size_t)(M * (d + 1)), sizeof *grad), sum = 0;
-    const feature_loss loss = { FEATURE_LOSS_SOFTMAX,
-                                true,
-                                0,
-                                SCENE_TOKENS,
-                                d,
-                                M,
-                                x,
-                                y,
-                                by->layer[layer].z + head * M * d,
-                                by->layer[layer].log_alpha + head * M };
+    const feature_loss loss = { .kind = FEATURE_LOSS_SOFTMAX,
+                                .causal = true,
+                                .tokens = SCENE_TOKENS,
+                                .channels = d,
+                                .features = M,
+                                .x = x,
+                                .y = y,
+                                .z = by->layer[layer].z + head * M * d,
+                                .log_alpha = by->layer[layer].log_alpha + head * M };
     double *const work = calloc(feature_loss_doubles(&loss), sizeof *work);
     assert_true(x && grad && work);
     for (int64_t w = 0; w < SCENE_WINDOWS; w++)

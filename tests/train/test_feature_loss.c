@@ -32,7 +32,7 @@ static void make(scene *s, feature_loss_kind kind, bool causal, double size)
     rng_fill_normal(&r, s->y, T * D, 0, size);
     rng_fill_normal(&r, s->z, M * D, 0, 1);
     rng_fill_normal(&r, s->log_alpha, M, 0, 1);
-    s->loss = (feature_loss){ kind, causal, 1.5, T, D, M, s->x, s->y, s->z, s->log_alpha };
+    s->loss = (feature_loss){ kind, causal, 1.5, 0, 0, 0, T, D, M, s->x, s->y, s->z, s->log_alpha };
     s->work = memory_zeroed(feature_loss_doubles(&s->loss), sizeof *s->work);
 }
 
@@ -61,6 +61,15 @@ static double estimate(const scene *s, const double *x, const double *y)
     return sum;
 }
 
+/* The estimate, but beside a window what it is the estimate of. */
+static double weight(const scene *s, int t, int j)
+{
+    const feature_loss *l = &s->loss;
+    const double *x = s->x + t * D, *y = s->y + j * D;
+    if (l->window == 0) return estimate(s, x, y);
+    return j < l->sinks || t - j < l->window ? exp(dot(x, y)) : exp(l->gain) * estimate(s, x, y);
+}
+
 /* From the definitions, pair by pair. */
 static double direct(const scene *s)
 {
@@ -71,11 +80,10 @@ static double direct(const scene *s)
         double sum = 0, sum_of_estimates = 0;
         for (int j = 0; j < end; j++) {
             sum += exp(dot(s->x + t * D, s->y + j * D));
-            sum_of_estimates += estimate(s, s->x + t * D, s->y + j * D);
+            sum_of_estimates += weight(s, t, j);
         }
         for (int j = 0; j < end; j++, pairs++) {
-            const double K = exp(dot(s->x + t * D, s->y + j * D)),
-                         k = estimate(s, s->x + t * D, s->y + j * D),
+            const double K = exp(dot(s->x + t * D, s->y + j * D)), k = weight(s, t, j),
                          off = l->kind == FEATURE_LOSS_L2 ? exp(-l->largest) * (k - K) : (k - K) / sum;
             loss += l->kind == FEATURE_LOSS_SOFTMAX ? -K / sum * log(k / sum_of_estimates) : off * off;
         }
@@ -95,6 +103,30 @@ static void sums_over_pairs(void **state)
                 fail_msg("%d, %d: %g, expected %g", kind, causal, got, want);
             free(s.work);
         }
+    }
+}
+
+/* Softmax beside a window: sizes of sinks and window, of which the last leave nothing to features. */
+static const int64_t beside[][2] = { { 0, 1 }, { 3, 7 }, { 2, 64 }, { 3, 67 }, { 70, 1 } };
+enum { BESIDE = sizeof beside / sizeof *beside, NOTHING = 2 };
+
+static void make_beside(scene *s, int n)
+{
+    make(s, FEATURE_LOSS_SOFTMAX, true, 0.8);
+    s->loss.sinks = beside[n][0], s->loss.window = beside[n][1], s->loss.gain = 0.7;
+}
+
+static void sums_beside_a_window(void **state)
+{
+    (void)state;
+    static scene s;
+    for (int n = 0; n < BESIDE; n++) {
+        make_beside(&s, n);
+        const double got = run(&s), want = direct(&s);
+        if (!(fabs(got - want) < 1e-12 * want)) fail_msg("%d: %g, expected %g", n, got, want);
+        for (int e = 0; e < M * D; e++)
+            assert_true((s.grad_z[e] == 0) == (n >= BESIDE - NOTHING));
+        free(s.work);
     }
 }
 
@@ -137,6 +169,26 @@ static void gradients(void **state)
     }
 }
 
+static void gradients_beside_a_window(void **state)
+{
+    (void)state;
+    static scene s;
+    for (int n = 0; n < BESIDE - NOTHING; n++) {
+        double z[M * D], alpha[M], size = 0;
+        make_beside(&s, n);
+        run(&s);
+        memcpy(z, s.grad_z, sizeof z);
+        memcpy(alpha, s.grad_log_alpha, sizeof alpha);
+        for (int e = 0; e < M * D; e++)
+            size = hypot(size, z[e]);
+        for (int e = 0; e < M * D; e++)
+            expect_difference(&s, &s.z[e], z[e], size);
+        for (int m = 0; m < M; m++)
+            expect_difference(&s, &s.log_alpha[m], alpha[m], size);
+        free(s.work);
+    }
+}
+
 /* Gradients are added to what is there; softmax does not see a factor of all features. */
 static void added(void **state)
 {
@@ -176,6 +228,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sums_over_pairs),
+        cmocka_unit_test(sums_beside_a_window),
+        cmocka_unit_test(gradients_beside_a_window),
         cmocka_unit_test(gradients),
         cmocka_unit_test(added),
         cmocka_unit_test(large_numbers),

@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef LOAM_DISTILL_GAINS_H
+#define LOAM_DISTILL_GAINS_H
+
+#include "distill/student.h"
+
+/* Gains of all query heads for features beside exact attention to the first `sinks` tokens and the last
+ * `window`: those under which the rows of all windows give what is far as much in the mean as softmax does,
+ * which are those of the least -sum p log of what they give. The same bits for any number of threads. */
+int student_gains(student *s, const activations *a, int64_t sinks, int64_t window, int threads,
+                  io_error *error);
+
+#endif

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: MIT
+ * Gains of features beside a window: the mean share of what is far is that of softmax, pair by pair; and
+ * training beside a window. */
+#include "distill/gains.h"
+#include "distill/training.h"
+#include "tests/distill/scene.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { SINKS = 2, WINDOW = 5, FEATURES = 6, MOST = 64, LAYERS = 8, STEPS = 60 };
+
+static student begin(const scene *s, bool shared)
+{
+    int64_t each[LAYERS];
+    student made;
+    io_error error;
+    for (int i = 0; i < LAYERS; i++)
+        each[i] = FEATURES + i % 2;
+    if (student_open(&made, &s->of, each, shared, &error)) fail_msg("%s", error.text);
+    if (student_calibrate(&made, &s->of, true, 2, &error)) fail_msg("%s", error.text);
+    if (student_begin(&made, &s->of, STUDENT_PAIRS, 7, 2, &error)) fail_msg("%s", error.text);
+    return made;
+}
+
+static double dot(const double *a, const double *b, int64_t d)
+{
+    double sum = 0;
+    for (int64_t c = 0; c < d; c++)
+        sum += a[c] * b[c];
+    return sum;
+}
+
+/* The estimate of e^{x.y}. */
+static double estimate(const student_layer *l, int64_t head, const double *x, const double *y, int64_t d)
+{
+    double sum = 0;
+    for (int64_t m = head * l->features; m < (head + 1) * l->features; m++) {
+        sum += exp(l->log_alpha[m] + dot(l->z + m * d, x, d) - dot(x, x, d) / 2 + dot(l->z + m * d, y, d) -
+                   dot(y, y, d) / 2);
+    }
+    return sum / (double)l->features;
+}
+
+/* Of a query head over all windows: the sums of the shares of what is far, by softmax and beside a window. */
+static void add_shares(const student *by, const scene *s, int64_t layer, int64_t query, double sums[2])
+{
+    double x[SCENE_TOKENS * MOST], y[SCENE_TOKENS * MOST];
+    const student_layer *l = &by->layer[layer];
+    const int64_t head = query / by->queries, d = by->channels;
+    for (int64_t window = 0; window < SCENE_WINDOWS; window++) {
+        student_rows(by, &s->of, layer, head, query % by->queries, window, x, y);
+        for (int64_t t = SINKS + WINDOW; t < SCENE_TOKENS; t++) {
+            double near = 0, far = 0, features = 0;
+            for (int64_t j = 0; j <= t; j++) {
+                const double its = exp(dot(x + t * d, y + j * d, d));
+                const bool away = j >= SINKS && t - j >= WINDOW;
+                near += away ? 0 : its, far += away ? its : 0;
+                features += away ? exp(l->gain[query]) * estimate(l, head, x + t * d, y + j * d, d) : 0;
+            }
+            sums[0] += far / (near + far), sums[1] += features / (near + features);
+        }
+    }
+}
+
+static void shares_are_those_of_softmax(void **state)
+{
+    (void)state;
+    for (int shared = 0; shared < 2; shared++) {
+        scene s;
+        io_error error;
+        double largest = 0;
+        scene_open(&s, "llama");
+        student by = begin(&s, shared), other = begin(&s, shared);
+        assert_int_equal(student_gains(&by, &s.of, SINKS, WINDOW, 1, &error), 0);
+        assert_int_equal(student_gains(&other, &s.of, SINKS, WINDOW, 3, &error), 0);
+        for (int64_t n = 0; n < by.layers * s.config->heads_q; n++) {
+            const int64_t layer = n / s.config->heads_q, query = n % s.config->heads_q;
+            double sums[2] = { 0 };
+            add_shares(&by, &s, layer, query, sums);
+            if (!(fabs(sums[0] - sums[1]) < 1e-9 * sums[0]))
+                fail_msg("layer %d, head %d: %g, softmax %g", (int)layer, (int)query, sums[1], sums[0]);
+            largest = fmax(largest, fabs(by.layer[layer].gain[query]));
+            assert_true(by.layer[layer].gain[query] == other.layer[layer].gain[query]);
+        }
+        assert_true(largest > 0.01);
+        /* A text that ends before anything is far. */
+        assert_int_equal(student_gains(&by, &s.of, SINKS, SCENE_TOKENS, 2, &error), 0);
+        assert_true(isfinite(by.layer[0].gain[0]));
+        student_close(&by), student_close(&other);
+        scene_close(&s);
+    }
+}
+
+/* The sum over heads of the loss beside a window falls, and the result is better there than that of the loss
+ * over whole rows. */
+static double trained(const scene *s, bool beside, double *before)
+{
+    io_error error;
+    training t;
+    student by = begin(s, false);
+    training_options o = training_options_default(), judge = o;
+    o.steps = STEPS, o.batch = SCENE_WINDOWS, o.threads = 2;
+    o.sinks = beside ? SINKS : 0, o.window = beside ? WINDOW : 0;
+    judge.steps = 1, judge.batch = SCENE_WINDOWS, judge.threads = 2, judge.rate = judge.rate_log_alpha = 0;
+    judge.sinks = SINKS, judge.window = WINDOW;
+    double sums[2] = { 0 };
+    for (int when = 0; when < 2; when++) {
+        if (student_gains(&by, &s->of, SINKS, WINDOW, 2, &error)) fail_msg("%s", error.text);
+        if (training_open(&t, &by, &s->of, &judge, &error)) fail_msg("%s", error.text);
+        training_step(&t);
+        for (int64_t n = 0; n < by.layers * by.heads; n++)
+            sums[when] += t.losses[n];
+        training_close(&t);
+        if (when == 1) break;
+        if (training_open(&t, &by, &s->of, &o, &error)) fail_msg("%s", error.text);
+        while (training_taken(&t) < STEPS)
+            training_step(&t);
+        training_close(&t);
+    }
+    student_close(&by);
+    *before = sums[0];
+    return sums[1];
+}
+
+static void training_beside_a_window(void **state)
+{
+    double before, same;
+    scene s;
+    (void)state;
+    scene_open(&s, "llama");
+    const double joint = trained(&s, true, &before), whole = trained(&s, false, &same);
+    printf("loss %.6f, trained beside a window %.6f, by whole rows %.6f\n", before, joint, whole);
+    assert_true(before == same && joint < before && joint < whole);
+    scene_close(&s);
+}
+
+static void other_losses_are_refused(void **state)
+{
+    io_error error;
+    training t;
+    scene s;
+    (void)state;
+    scene_open(&s, "llama");
+    student by = begin(&s, false);
+    training_options o = training_options_default();
+    o.steps = 1, o.batch = 1, o.window = WINDOW, o.loss = FEATURE_LOSS_L2;
+    assert_int_equal(training_open(&t, &by, &s.of, &o, &error), EXIT_USAGE);
+    assert_non_null(strstr(error.text, "by the softmax loss"));
+    o.loss = FEATURE_LOSS_SOFTMAX, o.gpu = &s.on;
+    assert_int_equal(training_open(&t, &by, &s.of, &o, &error), EXIT_USAGE);
+    assert_non_null(strstr(error.text, "on a CPU"));
+    student_close(&by);
+    scene_close(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shares_are_those_of_softmax),
+        cmocka_unit_test(training_beside_a_window),
+        cmocka_unit_test(other_losses_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
