@@ -102,6 +102,14 @@ static bool open_optimisers(training *t)
                           &t->options.rate_log_alpha, NULL);
 }
 
+double training_gain(const training *t, int64_t place, int64_t n)
+{
+    const student *s = t->s;
+    const student_layer *l = &s->layer[place / s->heads];
+    const int64_t head = place % s->heads;
+    return l->gain[head * s->queries + n] + log((double)l->used[head] / (double)l->features);
+}
+
 /* The largest x . y that a query sees, of all windows. */
 static void find_largest(training *t, int64_t place, double *work)
 {
@@ -130,9 +138,8 @@ int training_open(training *t, student *s, const activations *a, const training_
                        "%" PRId64 " steps of %" PRId64
                        " windows: expected at least one step, of 1 to %" PRId64 " windows",
                        options->steps, options->batch, a->windows);
-    if (options->window > 0 && (options->gpu || options->loss != FEATURE_LOSS_SOFTMAX))
-        return io_fail(error, EXIT_USAGE,
-                       "features beside a window are trained on a CPU, by the softmax loss");
+    if (options->window > 0 && options->loss != FEATURE_LOSS_SOFTMAX)
+        return io_fail(error, EXIT_USAGE, "features beside a window are trained by the softmax loss");
     t->on = machine_cpu(LOAM_F64, options->threads);
     t->options.threads = t->on.threads;
     int status = take(t) ? 0 : io_fail(error, EXIT_INTERNAL, "out of memory for the training of features");
@@ -201,7 +208,7 @@ static void head_gradients(training *t, int64_t layer, int64_t head, double *wor
     for (int64_t i = 0; i < t->options.batch; i++)
         for (int64_t n = 0; n < s->queries; n++) {
             student_rows(s, t->a, layer, head, n, t->chosen[i], x, n == 0 ? y : NULL);
-            its.gain = s->layer[layer].gain[head * s->queries + n] + log((double)its.features / (double)M);
+            its.gain = training_gain(t, layer * s->heads + head, n);
             loss += part * feature_loss_run(&its, grad_z, grad_log_alpha, rest);
         }
     for (int64_t e = 0; e < M * d; e++)

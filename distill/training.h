@@ -13,7 +13,7 @@ typedef struct training_options {
     feature_loss_kind loss;
     int64_t steps, batch; /* of windows; each pass over them is in an order of its own */
     double rate, rate_log_alpha;
-    int64_t sinks, window; /* exact beside the features, with the student's gains; 0, 0: none. CPU, softmax */
+    int64_t sinks, window; /* exact beside the features, with the student's gains; 0, 0: none. Softmax loss */
     uint64_t seed;         /* of the orders */
     int threads;           /* results do not depend on it */
     const machine *gpu;    /* where it is done; NULL: the CPU */
@@ -44,6 +44,10 @@ training_options training_options_default(void);
 int training_open(training *t, student *s, const activations *a, const training_options *options,
                   io_error *error);
 void training_close(training *t);
+
+/* The gain of the n-th query head of head `place` [layers][heads], of estimates that are means over the
+ * features that the head uses. */
+double training_gain(const training *t, int64_t place, int64_t n);
 
 /* Steps taken. */
 int64_t training_taken(const training *t);

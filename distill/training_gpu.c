@@ -48,11 +48,14 @@ static bool take(training_gpu *g, const training *t)
     g->head = calloc(layers * (size_t)s->heads, sizeof *g->head);
     g->chosen = calloc((size_t)t->options.batch, sizeof *g->chosen);
     g->staged = calloc((size_t)most_numbers(t), sizeof *g->staged);
-    if (!g->z || !g->log_alpha || !g->head || !g->chosen || !g->staged) return false;
+    g->gain = calloc(layers * (size_t)(s->heads * s->queries), sizeof *g->gain);
+    if (!g->z || !g->log_alpha || !g->head || !g->chosen || !g->staged || !g->gain) return false;
     take_arrays(g, t);
     if (!memory_open(&g->room, g->on)) return false;
     take_arrays(g, t);
     list_heads(g, s);
+    for (int64_t n = 0; n < s->layers * s->heads * s->queries; n++)
+        g->gain[n] = (float)training_gain(t, n / s->queries, n % s->queries);
     g->losses = (feature_losses){ .on = g->on,
                                   .kind = t->options.loss,
                                   .causal = t->a->causal,
@@ -61,7 +64,10 @@ static bool take(training_gpu *g, const training *t)
                                   .heads = s->layers * s->heads,
                                   .queries = s->queries,
                                   .windows = t->a->windows,
-                                  .batch = t->options.batch };
+                                  .batch = t->options.batch,
+                                  .sinks = t->options.sinks,
+                                  .window = t->options.window,
+                                  .gain = g->gain };
     return feature_losses_open(&g->losses, g->head);
 }
 
@@ -159,6 +165,7 @@ void training_gpu_close(training_gpu *g)
     free(g->head);
     free(g->chosen);
     free(g->staged);
+    free(g->gain);
     free(g);
 }
 

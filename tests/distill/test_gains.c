@@ -153,9 +153,6 @@ static void other_losses_are_refused(void **state)
     o.steps = 1, o.batch = 1, o.window = WINDOW, o.loss = FEATURE_LOSS_L2;
     assert_int_equal(training_open(&t, &by, &s.of, &o, &error), EXIT_USAGE);
     assert_non_null(strstr(error.text, "by the softmax loss"));
-    o.loss = FEATURE_LOSS_SOFTMAX, o.gpu = &s.on;
-    assert_int_equal(training_open(&t, &by, &s.of, &o, &error), EXIT_USAGE);
-    assert_non_null(strstr(error.text, "on a CPU"));
     student_close(&by);
     scene_close(&s);
 }
