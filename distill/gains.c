@@ -144,3 +144,9 @@ int student_gains(student *s, const activations *a, int64_t sinks, int64_t windo
         short_of += head_gains(s, a, place, sinks, window);
     return short_of == 0 ? 0 : io_fail(error, EXIT_INTERNAL, "out of memory for gains");
 }
+
+double student_gain_of_used(const student *s, int64_t layer, int64_t head, int64_t n)
+{
+    const student_layer *l = &s->layer[layer];
+    return l->gain[head * s->queries + n] + log((double)l->used[head] / (double)l->features);
+}

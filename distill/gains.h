@@ -9,5 +9,7 @@
  * which are those of the least -sum p log of what they give. The same bits for any number of threads. */
 int student_gains(student *s, const activations *a, int64_t sinks, int64_t window, int threads,
                   io_error *error);
+/* Of the n-th query head of a head: for estimates that are means over the features that it uses. */
+double student_gain_of_used(const student *s, int64_t layer, int64_t head, int64_t n);
 
 #endif

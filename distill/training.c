@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "distill/training.h"
 
+#include "distill/gains.h"
 #include "distill/training_gpu.h"
 
 #include "random/random.h"
@@ -102,14 +103,6 @@ static bool open_optimisers(training *t)
                           &t->options.rate_log_alpha, NULL);
 }
 
-double training_gain(const training *t, int64_t place, int64_t n)
-{
-    const student *s = t->s;
-    const student_layer *l = &s->layer[place / s->heads];
-    const int64_t head = place % s->heads;
-    return l->gain[head * s->queries + n] + log((double)l->used[head] / (double)l->features);
-}
-
 /* The largest x . y that a query sees, of all windows. */
 static void find_largest(training *t, int64_t place, double *work)
 {
@@ -208,7 +201,7 @@ static void head_gradients(training *t, int64_t layer, int64_t head, double *wor
     for (int64_t i = 0; i < t->options.batch; i++)
         for (int64_t n = 0; n < s->queries; n++) {
             student_rows(s, t->a, layer, head, n, t->chosen[i], x, n == 0 ? y : NULL);
-            its.gain = training_gain(t, layer * s->heads + head, n);
+            its.gain = student_gain_of_used(s, layer, head, n);
             loss += part * feature_loss_run(&its, grad_z, grad_log_alpha, rest);
         }
     for (int64_t e = 0; e < M * d; e++)

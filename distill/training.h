@@ -45,10 +45,6 @@ int training_open(training *t, student *s, const activations *a, const training_
                   io_error *error);
 void training_close(training *t);
 
-/* The gain of the n-th query head of head `place` [layers][heads], of estimates that are means over the
- * features that the head uses. */
-double training_gain(const training *t, int64_t place, int64_t n);
-
 /* Steps taken. */
 int64_t training_taken(const training *t);
 /* The next step of all heads; t->losses are those before it, means over its windows. */

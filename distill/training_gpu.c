@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "distill/training_gpu.h"
 
+#include "distill/gains.h"
+
 #include <math.h>
 #include <stdlib.h>
 
@@ -54,8 +56,10 @@ static bool take(training_gpu *g, const training *t)
     if (!memory_open(&g->room, g->on)) return false;
     take_arrays(g, t);
     list_heads(g, s);
-    for (int64_t n = 0; n < s->layers * s->heads * s->queries; n++)
-        g->gain[n] = (float)training_gain(t, n / s->queries, n % s->queries);
+    for (int64_t n = 0; n < s->layers * s->heads * s->queries; n++) {
+        const int64_t place = n / s->queries;
+        g->gain[n] = (float)student_gain_of_used(s, place / s->heads, place % s->heads, n % s->queries);
+    }
     g->losses = (feature_losses){ .on = g->on,
                                   .kind = t->options.loss,
                                   .causal = t->a->causal,

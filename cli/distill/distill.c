@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * loam distill: a pretrained Transformer whose softmax attention becomes positive random features. */
 #include "cli/command.h"
+#include "cli/distill/beside.h"
 #include "cli/distill/strategy.h"
 #include "cli/distill/trial.h"
 #include "cli/experiment/options.h"
@@ -31,7 +32,7 @@ typedef struct request {
     lm_words words;
     const char *calibration, *texts, *loss, *strategy, *out;
     ridge_choice choice; /* of what is predicted */
-    int64_t windows, layer, seed, measured_windows, measured_steps;
+    int64_t windows, layer, seed, measured_windows, measured_steps, hybrid;
     dof_budget budget;
     bool shared;
     int how; /* the strategy */
@@ -53,6 +54,8 @@ static int check(request *r, io_error *error)
     if (!status) status = names_choose("strategy", r->strategy, strategy_name, &r->how, error);
     r->training.loss = (feature_loss_kind)kind, r->training.seed = (uint64_t)r->seed;
     if (!status && dof_budget_check(&r->budget, error)) return EXIT_USAGE;
+    if (!status && r->hybrid > 0 && r->training.steps > 0 && kind != FEATURE_LOSS_SOFTMAX)
+        return io_fail(error, EXIT_USAGE, "--hybrid: trains by the softmax loss; leave --loss out");
     return !status && r->out ? experiment_check_out(r->out, error) : status;
 }
 
@@ -81,6 +84,8 @@ static int read_request(request *r, int argc, char **argv, const char **model, b
         { "measured-steps", OPTION_INT, &r->measured_steps, 0, 1e9, "N",
           "of training before it measures; default 100" },
         { "shared", OPTION_FLAG, &r->shared, 0, 0, NULL, "one state for the queries that share keys" },
+        { "hybrid", OPTION_INT, &r->hybrid, 1, 1e6, "W",
+          "also exact sinks and a window of W tokens beside fewer features; default: not" },
         { "layer", OPTION_INT, &r->layer, 0, 1e6, "N", "the one layer without softmax; default all" },
         { "loss", OPTION_TEXT, &r->loss, 0, 0, "NAME", "softmax (default), l2row or l2" },
         { "steps", OPTION_INT, &r->training.steps, 0, 1e9, "N", "of training; default 2000, 0: none" },
@@ -151,11 +156,13 @@ static int open_all(command *c, io_error *error)
         status = ridge_plan_open(&c->plan, &r->choice, c->session.model, c->session.tokens, r->texts, error);
     if (!status) status = trial_open(&c->trial, &c->plan, c->session.model, error);
     if (!status) status = distillation_open(&c->from, &c->session, &choice, error);
+    int64_t features;
+    if (!status && r->hybrid > 0) status = beside_features(&c->from, r->hybrid, &features, error);
     return status ? status : share_features(c, error);
 }
 
-/* s: of an arm that has features. */
-static int measure(command *c, const distill_arm *arm, const student *s, io_error *error)
+/* s: of an arm that has features; window: beside it, 0: none. */
+static int measure(command *c, const distill_arm *arm, const student *s, int64_t window, io_error *error)
 {
     reading r = { 0 };
     progress bar;
@@ -164,6 +171,7 @@ static int measure(command *c, const distill_arm *arm, const student *s, io_erro
     lm_options options = distillation_options(arm, lm_model_config(c->session.model), &c->from.choice,
                                               r.layers);
     options.only = c->r->layer;
+    if (window > 0) options.sinks = DISTILL_SINKS, options.window = window;
     progress_begin(&bar, arm->name, c->plan.window_count);
     status = trial_run(&c->trial, arm->name, &options, count_one, &bar, error);
     progress_end(&bar);
@@ -213,14 +221,35 @@ static int measure_arm(command *c, const distill_arm *arm, const char *path, boo
 {
     student s = { 0 };
     int status = 0;
-    if (!distill_arm_has_features(arm)) return measure(c, arm, NULL, error);
+    if (!distill_arm_has_features(arm)) return measure(c, arm, NULL, 0, error);
     status = distillation_begin(&c->from, &s, arm, c->shares.features, c->shares.used, c->r->training.seed,
                                 error);
     if (!status && arm->form == FORM_TRAINED) status = train(c, &s, path, error);
-    if (!status) status = measure(c, arm, &s, error);
+    if (!status) status = measure(c, arm, &s, 0, error);
     if (!status && last) status = finish(c, &s, error);
     student_close(&s);
     return status;
+}
+
+static int measure_hybrid(command *c, beside_form form, const char *path, io_error *error)
+{
+    const fit by = { c->r->training, path, interval, INFINITY, count_one, &c->bar };
+    const int64_t window = c->r->hybrid;
+    student s = { 0 };
+    progress_begin(&c->bar, beside_arm(form)->name, form == BESIDE_TRAINED ? by.options.steps : 0);
+    int status = beside_begin(&c->from, &s, form, window, &by, c->r->training.seed, error);
+    progress_end(&c->bar);
+    if (!status) status = measure(c, beside_arm(form), &s, window, error);
+    student_close(&s);
+    return status;
+}
+
+static int measure_hybrids(command *c, const char *path, io_error *error)
+{
+    int status = 0;
+    if (c->r->hybrid == 0) return 0;
+    status = measure_hybrid(c, BESIDE_DRAWN, NULL, error);
+    return status || c->r->training.steps == 0 ? status : measure_hybrid(c, BESIDE_TRAINED, path, error);
 }
 
 static int measure_all(command *c, const char *path, io_error *error)
@@ -257,6 +286,15 @@ static void print_flushed(const command *c)
     printf("\n");
 }
 
+static void print_hybrid(const command *c)
+{
+    int64_t features;
+    if (c->r->hybrid > 0 && !beside_features(&c->from, c->r->hybrid, &features, NULL))
+        printf("hybrid: softmax over the first %d tokens and the last %" PRId64 ", %" PRId64
+               " features of a head for those between, a gain for each\n",
+               DISTILL_SINKS, c->r->hybrid, features);
+}
+
 static void print(const command *c)
 {
     const trial *t = &c->trial;
@@ -267,6 +305,7 @@ static void print(const command *c)
     shares_print(&c->shares, c->from.of.layers);
     printf("window: softmax over the first %d tokens and the last %" PRId64 "\n", DISTILL_SINKS,
            distillation_window(lm_model_config(c->session.model), &c->from.choice));
+    print_hybrid(c);
     print_flushed(c);
     printf("\n%-16s %8s %9s %7s %7s\n", "attention", "NLL", "more", "error", "gap");
     for (int arm = 0; arm < t->count; arm++) {
@@ -293,12 +332,14 @@ static int write_csv(const command *c, const char *path, io_error *error)
 static int run(command *c, io_error *error)
 {
     const char *const out = c->r->out;
-    char checkpoint[EXPERIMENT_PATH], csv[EXPERIMENT_PATH];
+    char checkpoint[EXPERIMENT_PATH], csv[EXPERIMENT_PATH], hybrid[EXPERIMENT_PATH];
     snprintf(checkpoint, sizeof checkpoint, "%s/training.safetensors", out ? out : "");
     snprintf(csv, sizeof csv, "%s/results.csv", out ? out : "");
+    snprintf(hybrid, sizeof hybrid, "%s/hybrid.safetensors", out ? out : "");
     int status = open_all(c, error);
     if (!status && out) status = experiment_make_directories(out, error);
     if (!status) status = measure_all(c, out ? checkpoint : NULL, error);
+    if (!status) status = measure_hybrids(c, out ? hybrid : NULL, error);
     if (!status) print(c);
     return !status && out ? write_csv(c, csv, error) : status;
 }

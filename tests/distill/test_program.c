@@ -56,6 +56,36 @@ static void test_table(void **state)
     assert_int_equal(atoi(rows.out), 9);
 }
 
+/* Sinks and a window beside features: rows of their own, drawn and trained, which goes on where it was. */
+static void test_hybrid(void **state)
+{
+    (void)state;
+    make_texts();
+    const outcome alone = run_loam(BASE "--features 16 --steps 6");
+    expect_status(&alone, 0);
+    const outcome all = run_loam(BASE "--features 16 --steps 6 --hybrid 3 --out h --threads 1");
+    expect_status(&all, 0);
+    const outcome again = run_loam(BASE "--features 16 --steps 6 --hybrid 3 --out h --threads 2");
+    expect_status(&again, 0);
+    assert_string_equal(all.out, again.out);
+    const double drawn = nll_of(&all, "hybrid pairs"), trained = nll_of(&all, "hybrid");
+    const double softmax = nll_of(&all, "softmax");
+    assert_true(fabs(nll_of(&all, "trained") - nll_of(&alone, "trained")) < 1e-9);
+    assert_true(fabs(drawn - softmax) > 1e-4 && fabs(drawn - trained) > 1e-5);
+    assert_non_null(strstr(all.out, "hybrid: softmax over the first 4 tokens and the last 3, "));
+    const outcome rows = run_shell("awk -F, 'NR > 1 && NF == 5' h/results.csv | wc -l");
+    assert_int_equal(atoi(rows.out), 12);
+    const outcome none = run_loam(BASE "--features 16 --steps 0 --hybrid 3");
+    expect_status(&none, 0);
+    assert_true(fabs(nll_of(&none, "hybrid pairs") - drawn) < 1e-9);
+    const outcome long_window = run_loam(BASE "--hybrid 10000");
+    expect_status(&long_window, 2);
+    assert_non_null(strstr(long_window.err, "--hybrid 10000: leaves no memory of that of 64 features"));
+    const outcome loss = run_loam(BASE "--hybrid 2 --loss l2");
+    expect_status(&loss, 2);
+    assert_non_null(strstr(loss.err, "--hybrid: trains by the softmax loss"));
+}
+
 /* Numbers after this text, to the end of the line: how many, and whether they differ. */
 static int64_t numbers_after(const char *out, const char *text, int64_t *sum, bool *differ)
 {
@@ -196,7 +226,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table),   cmocka_unit_test(test_strategies), cmocka_unit_test(test_heads),
-        cmocka_unit_test(test_resumed), cmocka_unit_test(test_model),      cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_hybrid),  cmocka_unit_test(test_resumed),    cmocka_unit_test(test_model),
+        cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }
