@@ -21,7 +21,7 @@ typedef struct lm_features {
     const float *log_alpha;              /* [heads][features] */
     const float *shift;                  /* [heads][head_dim] */
     const float *balance, *balance_keys; /* [heads][head_dim][head_dim] */
-    const float *gain; /* [heads_q]: of features beside a window, or NULL: 0 */
+    const float *gain;                   /* [heads_q]: of features beside a window, or NULL: 0 */
 } lm_features;
 
 typedef struct lm_options {

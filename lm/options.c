@@ -46,8 +46,7 @@ int lm_options_check(const lm_options *o, const lm_config *c, io_error *error)
         return io_fail(error, EXIT_USAGE, "head %lld: the model's layers have %lld", (long long)o->only_head,
                        (long long)c->heads_q);
     if (o->features && check_features(o, c, error)) return EXIT_USAGE;
-    if (o->window > 0 &&
-        (o->heads || o->own || o->mechanism != LOAM_SOFTMAX || o->only_head >= 0))
+    if (o->window > 0 && (o->heads || o->own || o->mechanism != LOAM_SOFTMAX || o->only_head >= 0))
         return io_fail(error, EXIT_USAGE, "a window is of softmax in all heads of a layer");
     if (o->window > 0 && c->architecture == LM_BERT)
         return io_fail(error, EXIT_USAGE, "a window: the model's tokens see those after them");
