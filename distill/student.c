@@ -77,6 +77,8 @@ void student_use(student *s, const int64_t *used)
         memcpy(s->layer[i].used, used + i * s->heads, (size_t)s->heads * sizeof *used);
 }
 
+void student_beside(student *s, int64_t sinks, int64_t window) { s->sinks = sinks, s->window = window; }
+
 /* ---- all heads, side by side */
 
 typedef struct work {
@@ -211,7 +213,11 @@ static int draw_text(drawing *g, const work *w, int64_t layer, int64_t head, int
     student_rows(w->s, w->a, layer, head, text % w->s->queries, text / w->s->queries, x, y);
     for (int64_t e = 0; e < count * d; e++)
         g->q[e] = (float)x[e], g->k[e] = (float)y[e];
-    const dof_text rows = { g->q, g->k, d, d, count, 1, w->a->causal };
+    /* Key t - window of row t, and those before it, are keys 0 .. t' of row t' = t - sinks - window. */
+    const int64_t skip = w->s->window > 0 && w->s->sinks + w->s->window < count ? w->s->sinks + w->s->window
+                                                                                : 0;
+    const dof_text rows = { g->q + skip * d, g->k + (skip > 0 ? w->s->sinks : 0) * d, d, d, count - skip, 1,
+                            w->a->causal };
     const int status = draw_pairs_open(&some, &rows, d, 0, end - first, from, error);
     if (status) return status;
     memcpy(g->all.sums + first * d, some.sums, (size_t)((end - first) * d) * sizeof *some.sums);

@@ -18,6 +18,7 @@ typedef struct student_layer {
 typedef struct student {
     int64_t layers, channels;
     int64_t heads, queries; /* of a layer; query heads that share one */
+    int64_t sinks, window;  /* set by student_beside; window 0: none */
     student_layer *layer;
 } student;
 
@@ -29,6 +30,10 @@ void student_close(student *s);
 /* Heads have so many features [layers][heads], each 1 .. M of its layer; before student_begin. Log alpha of
  * the others is -1e4, which in a normalised read is a weight of 0. */
 void student_use(student *s, const int64_t *used);
+
+/* It is for tokens but the first `sinks` and the last `window`: pairs are drawn from those; before
+ * student_begin. */
+void student_beside(student *s, int64_t sinks, int64_t window);
 
 /* r and, with `balance`, A and B of all heads from all windows. */
 int student_calibrate(student *s, const activations *a, bool balance, int threads, io_error *error);

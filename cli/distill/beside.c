@@ -45,14 +45,17 @@ static int train(const distillation *d, student *s, int64_t window, const fit *b
 int beside_begin(distillation *d, student *s, beside_form form, int64_t window, const fit *by, uint64_t seed,
                  io_error *error)
 {
+    static const distill_arm calibrated = { .form = FORM_DRAWN, .start = STUDENT_NORMAL, .balanced = true };
     const int threads = d->session->on.threads;
     int64_t *const features = calloc((size_t)d->of.layers, sizeof *features), each;
     if (!features) return io_fail(error, EXIT_INTERNAL, "out of memory for features");
     int status = beside_features(d, window, &each, error);
     for (int64_t i = 0; !status && i < d->of.layers; i++)
         features[i] = each;
-    if (!status) status = distillation_begin(d, s, beside_arm(form), features, NULL, seed, error);
+    if (!status) status = distillation_begin(d, s, &calibrated, features, NULL, seed, error);
     free(features);
+    student_beside(s, DISTILL_SINKS, window);
+    if (!status) status = student_begin(s, &d->of, beside_arm(form)->start, seed, threads, error);
     if (!status) status = student_gains(s, &d->of, DISTILL_SINKS, window, threads, error);
     if (status || form == BESIDE_DRAWN) return status;
     status = train(d, s, window, by, error);
