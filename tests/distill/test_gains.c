@@ -98,6 +98,36 @@ static void shares_are_those_of_softmax(void **state)
     }
 }
 
+/* Where the last token alone has one key that is far, all pairs are that one, of each window: log alpha is
+ * that of so many normal distributions, and of N(0, I). */
+static void pairs_are_far(void **state)
+{
+    enum { ONE = SCENE_TOKENS - 2 };
+    double x[SCENE_TOKENS * MOST], y[SCENE_TOKENS * MOST], sum[SCENE_WINDOWS][MOST];
+    scene s;
+    io_error error;
+    (void)state;
+    scene_open(&s, "llama");
+    student by = begin(&s, false);
+    const int64_t d = by.channels, M = by.layer[1].features;
+    student_beside(&by, 1, ONE);
+    assert_int_equal(student_begin(&by, &s.of, STUDENT_PAIRS, 3, 2, &error), 0);
+    for (int64_t w = 0; w < SCENE_WINDOWS; w++) {
+        student_rows(&by, &s.of, 1, 0, 0, w, x, y);
+        for (int64_t c = 0; c < d; c++)
+            sum[w][c] = x[(SCENE_TOKENS - 1) * d + c] + y[d + c];
+    }
+    for (int64_t m = 0; m < M; m++) {
+        const double *z = by.layer[1].z + m * d;
+        double ratio = 0.05;
+        for (int64_t w = 0; w < SCENE_WINDOWS; w++)
+            ratio += 0.95 / SCENE_WINDOWS * exp(dot(z, sum[w], d) - dot(sum[w], sum[w], d) / 2);
+        assert_true(fabs(by.layer[1].log_alpha[m] + log(ratio)) < 1e-4);
+    }
+    student_close(&by);
+    scene_close(&s);
+}
+
 /* The sum over heads of the loss beside a window falls, and the result is better there than that of the loss
  * over whole rows. */
 static double trained(const scene *s, bool beside, double *before)
@@ -161,6 +191,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shares_are_those_of_softmax),
+        cmocka_unit_test(pairs_are_far),
         cmocka_unit_test(training_beside_a_window),
         cmocka_unit_test(other_losses_are_refused),
     };
