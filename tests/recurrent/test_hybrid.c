@@ -431,6 +431,37 @@ static void wrong_arguments_are_named(void **state)
     scene_free(&s);
 }
 
+static void wrong_steps_are_named(void **state)
+{
+    (void)state;
+    scene s = scene_make(9, 1, 3, 4);
+    const part step = { .pass = LOAM_DECODE, .batch = s.batch, .count = 1 };
+    const int64_t seen[] = { 4, -1 };
+    loam_problem p = scene_problem(&s, LOAM_DECODE);
+    loam_hybrid *i;
+    p.len_q = p.len_kv = 1;
+    assert_int_equal(loam_hybrid_create(&i, &p, s.sinks, s.window, NULL), LOAM_OK);
+    assert_int_equal(loam_hybrid_saved_bytes(i), 0);
+    scene_memory m = scene_send(&s);
+    loam_args a = scene_args(&s, &step, &m);
+    loam_hybrid_args h = scene_hybrid_args(&s, &step, &m);
+    void *work = a.work = scene_room(loam_hybrid_work_bytes(i));
+    expect_run_refused(i, &a, &h, "seen: NULL");
+    h.seen = seen;
+    expect_run_refused(i, &a, &h, "seen[1]: -1");
+    a.state_in.data = NULL;
+    expect_run_refused(i, &a, &h, "state_in");
+    a = scene_args(&s, &step, &m), a.work = work, a.state_out.data = NULL;
+    expect_run_refused(i, &a, &h, "state_out: NULL");
+    a = scene_args(&s, &step, &m), a.work = work, h.values.token = 1;
+    h.seen = (int64_t[]){ 4, 0 };
+    expect_run_refused(i, &a, &h, "values: token stride 1");
+    scene_fetch(&s, &m);
+    free(work);
+    loam_hybrid_destroy(i);
+    scene_free(&s);
+}
+
 static void saved_is_of_the_same_call(void **state)
 {
     (void)state;
@@ -468,7 +499,7 @@ int main(void)
         cmocka_unit_test(large_norms_are_finite),      cmocka_unit_test(logarithms_keep_their_digits),
         cmocka_unit_test(steps_are_the_whole),         cmocka_unit_test(bits_do_not_depend_on_threads),
         cmocka_unit_test(wrong_problems_are_named),    cmocka_unit_test(wrong_arguments_are_named),
-        cmocka_unit_test(saved_is_of_the_same_call),
+        cmocka_unit_test(wrong_steps_are_named),       cmocka_unit_test(saved_is_of_the_same_call),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
