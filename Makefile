@@ -15,7 +15,7 @@ say_cuda = ! cmake --build --preset release --target loam_shared -- -n | grep -q
 sources = $(shell git ls-files '*.c' '*.h' '*.inc' '*.cu' '*.cuh')
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo demo-lm test test-training test-wheel test-torch bench bench-scaling bench-profile bench-tables install format lint clang sanitize tsan coverage fuzz clean
+.PHONY: help deps build demo demo-lm test test-training test-wheel test-torch docs bench bench-scaling bench-profile bench-tables install format lint clang sanitize tsan coverage fuzz clean
 
 help: ## say what there is to type
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -64,6 +64,10 @@ test-torch: ## the same with PyTorch and transformers in the environment (5 GB),
 	@tools/install-deps.sh build
 	@tools/install-deps.sh wheel
 	@tools/test-wheel.sh torch
+
+docs: ## build the documentation site with Sphinx (PyPI): out/docs/index.html
+	@tools/install-deps.sh wheel
+	@tools/docs.sh
 
 bench: build ## measure the default shapes and write the tables of docs/performance.md
 	@$(call configure,release,-DLOAM_BENCH=ON)

@@ -2,6 +2,7 @@
 #include "lm/arrays.h"
 
 #include <stdio.h>
+#include <string.h>
 
 static const lm_array arrays[LM_PARTS] = {
     [LM_EMBED] = { "E", ROLES, false },
@@ -32,11 +33,11 @@ static const lm_array arrays[LM_PARTS] = {
     [LM_RIDGE] = { NULL, ROLE_RIDGE, true },
     [LM_PROBE] = { NULL, ROLE_PROBE, true },
     [LM_FORGET] = { NULL, ROLE_DECAY_1, true },
-    [LM_FEATURE_Z] = { NULL, ROLES, false },
-    [LM_FEATURE_ALPHA] = { NULL, ROLES, false },
-    [LM_FEATURE_SHIFT] = { NULL, ROLES, false },
-    [LM_FEATURE_BALANCE] = { NULL, ROLES, false },
-    [LM_FEATURE_BALANCE_KEYS] = { NULL, ROLES, false },
+    [LM_FEATURE_Z] = { NULL, ROLE_Z, false },
+    [LM_FEATURE_ALPHA] = { NULL, ROLE_LOG_ALPHA, false },
+    [LM_FEATURE_SHIFT] = { NULL, ROLE_SHIFT, false },
+    [LM_FEATURE_BALANCE] = { NULL, ROLE_BALANCE, false },
+    [LM_FEATURE_BALANCE_KEYS] = { NULL, ROLE_BALANCE_KEYS, false },
 };
 
 lm_array lm_array_of(lm_part part) { return arrays[part]; }
@@ -50,4 +51,13 @@ const char *lm_array_text(lm_part part, int64_t layer, char text[LM_ARRAY_TEXT])
     else if (a->role != ROLES)
         snprintf(text, LM_ARRAY_TEXT, "layer%lld.%s", (long long)layer, mixer_array_name(a->role));
     return text;
+}
+
+const parameter *lm_array_find(train_model *net, const char *name)
+{
+    int count;
+    const parameter *list = model_parameters(net, &count);
+    for (int i = 0; i < count; i++)
+        if (strcmp(list[i].name, name) == 0) return &list[i];
+    return NULL;
 }

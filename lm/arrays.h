@@ -4,7 +4,7 @@
 #define LOAM_LM_ARRAYS_H
 
 #include "lm/files.h"
-#include "train/mixer.h"
+#include "train/model.h"
 
 /* A part's array, and whether it lies turned: [in][out] in train/, [out][in] in files. */
 typedef struct lm_array {
@@ -18,5 +18,7 @@ lm_array lm_array_of(lm_part part);
 enum { LM_ARRAY_TEXT = 48 };
 /* "layer3.W_q"; "" of a part that has no array. */
 const char *lm_array_text(lm_part part, int64_t layer, char text[LM_ARRAY_TEXT]);
+/* The array of this name; NULL: there is none. */
+const parameter *lm_array_find(train_model *net, const char *name);
 
 #endif

@@ -33,13 +33,15 @@ int lm_export_arrays(const trainer *t, const char *path, io_error *error)
     array *arrays = calloc((size_t)count, sizeof *arrays);
     const char **names = calloc((size_t)count, sizeof *names);
     if (!arrays || !names) status = io_fail(error, EXIT_INTERNAL, "out of memory for %s", path);
+    size_t taken = 0;
     for (int i = 0; i < count && !status; i++) {
-        names[i] = list[i].name;
-        status = take_array(t, &list[i], &arrays[i], error);
+        if (list[i].frozen) continue;
+        names[taken] = list[i].name;
+        status = take_array(t, &list[i], &arrays[taken++], error);
     }
-    const safetensors_contents contents = { (size_t)count, names, arrays, texts };
+    const safetensors_contents contents = { taken, names, arrays, texts };
     if (!status) status = safetensors_write(path, &contents, error);
-    for (int i = 0; arrays && i < count; i++)
+    for (size_t i = 0; arrays && i < taken; i++)
         array_free(&arrays[i]);
     free(arrays);
     free(names);
@@ -55,6 +57,7 @@ int lm_export_load(trainer *t, const char *path, io_error *error)
     for (int i = 0; i < count && !status; i++) {
         const matrix x = list[i].x;
         array a = { 0 };
+        if (list[i].frozen) continue;
         status = safetensors_tensor(file, &a, list[i].name, error);
         if (!status && (a.dtype != x.dtype || a.count != count_of(x)))
             status = io_fail(error, EXIT_INPUT, "%s: tensor '%s' has %lld numbers; expected %lld", path,

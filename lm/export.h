@@ -6,7 +6,7 @@
 #include "lm/config.h"
 #include "train/trainer.h"
 
-/* The arrays of a trainer's one model by their names; whole or not at all. */
+/* Those arrays of a trainer's one model that move, by their names; whole or not at all. */
 int lm_export_arrays(const trainer *t, const char *path, io_error *error);
 /* And back, to a trainer of the same model. */
 int lm_export_load(trainer *t, const char *path, io_error *error);

@@ -4,7 +4,6 @@
 #include "lm/arrays.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 /* Rows of a part that is not turned, at a time. */
 enum { ROWS_AT_ONCE = 1024 };
@@ -22,13 +21,21 @@ static bool find_activation(const lm_config *c, mlp_activation *out)
     }
 }
 
-/* What train/ lacks for it, or NULL. */
-static const char *lacking(const lm_config *c)
+const mixer *lm_pretrained_mixer(const lm_config *c)
 {
-    const bool gated = c->architecture == LM_LLAMA;
+    return mixer_find(c->mechanism == LOAM_LINEAR ? "features" : "softmax");
+}
+
+/* What train/ lacks for it, or NULL. */
+static const char *lacking(const lm_config *c, const mixer *row)
+{
+    const bool gated = c->architecture == LM_LLAMA, student = c->mechanism == LOAM_LINEAR;
     mlp_activation any;
     if (c->architecture == LM_BERT) return "it sees the whole text; expected gpt2, gpt_neox or llama";
-    if (c->mechanism != LOAM_SOFTMAX || c->forgets) return "it has attention of its own; expected softmax";
+    if (student && row->positive && c->scale_by_layer)
+        return "its scores are divided by the number of the layer, which training features leaves out";
+    if (student ? !row->positive : row->positive || c->mechanism != LOAM_SOFTMAX || c->forgets)
+        return row->positive ? "it has no features" : "it has attention of its own; expected softmax";
     if (c->layers > MODEL_MAX_LAYERS) return "it has more layers than can be trained here";
     if (gated ? c->activation != LM_SILU : !find_activation(c, &any)) return "its MLP cannot be trained here";
     return NULL;
@@ -38,7 +45,7 @@ int lm_pretrained_options(trainer_options *o, const lm_config *c, const char *na
 {
     const bool gated = c->architecture == LM_LLAMA;
     mixer_options *how = &o->mixing;
-    const char *why = lacking(c);
+    const char *why = lacking(c, o->row);
     if (why) return io_fail(error, EXIT_INPUT, "%s: %s", name, why);
     if (!gated) find_activation(c, &how->activation);
     how->positions = c->rope_dim > 0 ? POSITIONS_ROPE : POSITIONS_LEARNED;
@@ -48,6 +55,8 @@ int lm_pretrained_options(trainer_options *o, const lm_config *c, const char *na
     how->mlp = true, how->mlp_gate = gated, how->mlp_inner = c->inner;
     how->parallel = c->parallel, how->untied = !c->tied;
     o->shape.layers = c->layers, o->shape.width = c->width;
+    how->features_shared = c->features_shared;
+    o->shape.features = c->mechanism == LOAM_LINEAR ? c->features : NULL;
     o->shape.heads = c->heads_q, o->shape.heads_kv = c->heads_kv, o->shape.head_dim = c->head_dim;
     return 0;
 }
@@ -60,15 +69,6 @@ typedef struct filler {
     const lm_files *files;
     io_error *error;
 } filler;
-
-static const parameter *find(const filler *to, const char *name)
-{
-    int count;
-    const parameter *list = model_parameters(to->net, &count);
-    for (int i = 0; i < count; i++)
-        if (strcmp(list[i].name, name) == 0) return &list[i];
-    return NULL;
-}
 
 static void send(const filler *to, matrix x, int64_t first_row, int64_t rows, const float *from)
 {
@@ -125,7 +125,7 @@ static int fill_part(const filler *to, lm_part part, int64_t layer)
     int64_t rows, columns;
     const bool turned = lm_array_of(part).turned;
     lm_part_shape(lm_files_config(to->files), part, layer, &rows, &columns);
-    const parameter *p = rows > 0 ? find(to, lm_array_text(part, layer, name)) : NULL;
+    const parameter *p = rows > 0 ? lm_array_find(to->net, lm_array_text(part, layer, name)) : NULL;
     if (rows == 0) return 0;
     if (!p || !fits(part, p->x, rows, columns, turned))
         return io_fail(to->error, EXIT_INPUT, "%s: %lld x %lld; the model to train has no such array",

@@ -15,7 +15,8 @@ for program in tests/check/loam-check tests/parallel/test_parallel_bits \
     tests/train/test_train_cuda_data tests/train/test_train_cuda_trainer \
     tests/train/test_train_cuda_ops tests/train/test_train_cuda_weights \
     tests/train/test_train_cuda_model tests/train/test_train_cuda_features \
-    tests/distill/test_distill_cuda tests/lm/test_lm_cuda loam tests/cli/test_cli_cuda \
+    tests/distill/test_distill_cuda tests/lm/test_lm_cuda tests/lm/test_lm_tune_cuda \
+    loam tests/cli/test_cli_cuda \
     "$@"; do
     install -s "$build/$program" "$to/bin/"
 done

@@ -73,6 +73,7 @@ step train-features "$(program test_train_cuda_features)"
 step distill "$(program test_distill_cuda)"
 step train-trainer "$(program test_train_cuda_trainer)"
 LOAM="$(program loam)" step lm "$(program test_lm_cuda)"
+LOAM="$(program loam)" step tune "$(program test_lm_tune_cuda)"
 LOAM="$(program loam)" step program "$(program test_cli_cuda)"
 if [ "$quick" = 0 ]; then
     step large "$(program test_cuda_large)"

@@ -27,7 +27,7 @@ python3             test,lint              reads the sources for tools/house.py
 python3-dev         test,lint              the headers of Python, for loam_attn
 python3-numpy       test                   the arrays of loam_attn
 python3-pytest      test                   runs python/tests
-python3-venv        wheel                  the empty environment that the wheel is installed into
+python3-venv        wheel                  the environments of the wheel and of the documentation
 clang               lint                   the second compiler, ThreadSanitizer and libFuzzer
 libclang-rt-14-dev  lint                   run-time libraries of the sanitizers
 libomp-14-dev       lint                   OpenMP for clang, with Archer that explains it to ThreadSanitizer

@@ -50,11 +50,12 @@ cli/training   include io cli cli/experiment train
 cli/lm         include io cli cli/training text corpus lm train
 cli/ridge      include io cli cli/experiment cli/training cli/lm text lm train
 cli/graft      include io cli cli/experiment cli/training cli/lm cli/ridge text lm train
+cli/tune       include io cli cli/experiment cli/training cli/lm cli/graft text lm train
 cli/dof        include io cli cli/experiment cli/training cli/lm cli/ridge text train lm dof
 cli/distill    include io cli cli/experiment cli/training cli/lm cli/ridge text train lm dof distill
 cli/regress    include io cli
 tests     include io random train text corpus lm cli cli/attend cli/bench cli/experiment cli/training \
-          cli/regress cli/ridge cli/graft cli/distill dof distill
+          cli/regress cli/ridge cli/graft cli/distill cli/tune dof distill
 tests/simd include src/base src/simd tests
 bench     include io cli cli/bench train random src/base src/simd
 examples  include

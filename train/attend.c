@@ -14,7 +14,8 @@ bool mixing_in_parts(const mixing *mix)
 
 int64_t mixing_calls(const mixing *mix)
 {
-    const bool own = mix->row->ridge == MIXER_RIDGE_CHANNEL || mix->row->ridge == MIXER_RIDGE_HEAD;
+    const bool own = mix->row->ridge == MIXER_RIDGE_CHANNEL || mix->row->ridge == MIXER_RIDGE_HEAD ||
+                     mix->row->positive;
     return own ? mix->shape.models : 1;
 }
 
@@ -35,6 +36,11 @@ loam_problem mixing_problem(const mixing *mix, loam_pass pass)
     problem.scale = row->scale;
     problem.threads = mix->on->threads;
     if (row->unit) problem.feature_map = LOAM_FEATURES_UNIT;
+    if (row->positive) {
+        problem.feature_map = LOAM_FEATURES_POSITIVE, problem.normalise = 1;
+        problem.features = mixer_features(row, &mix->options, shape);
+        problem.features_shared = mix->options.features_shared;
+    }
     if (row->mechanism == LOAM_SOFTMAX) {
         problem.decay = row->decay != MIXER_NO_DECAY;
         problem.path = row->reflect;
@@ -151,6 +157,32 @@ static loam_args args_of(const mixing *mix, const mixer_layer *layer, const plac
     };
 }
 
+/* That of a model, with the rows of its heads one after another. */
+static loam_view features_of(const mixing *mix, matrix a, int64_t model)
+{
+    const int64_t heads = mixer_feature_heads(&mix->options, &mix->shape), rows = a.rows / heads;
+    if (!a.data) return (loam_view){ 0 };
+    return loam_dense_out((char *)a.data + model * a.model * matrix_bytes_each(a), heads, rows, a.width);
+}
+
+static loam_const_view feature_input(const mixing *mix, const mixer_layer *layer, role which, int64_t model)
+{
+    const loam_view view = features_of(mix, array_of(layer, which), model);
+    return (loam_const_view){ view.data, view.batch, view.head, view.token };
+}
+
+static void add_features(const mixing *mix, const mixer_layer *layer, int64_t model, loam_args *args)
+{
+    if (!mix->row->positive) return;
+    args->z = feature_input(mix, layer, ROLE_Z, model);
+    args->log_alpha = feature_input(mix, layer, ROLE_LOG_ALPHA, model);
+    args->shift = feature_input(mix, layer, ROLE_SHIFT, model);
+    args->balance = feature_input(mix, layer, ROLE_BALANCE, model);
+    args->balance_keys = feature_input(mix, layer, ROLE_BALANCE_KEYS, model);
+    args->grad_z = features_of(mix, array_gradient(layer, ROLE_Z), model);
+    args->grad_log_alpha = features_of(mix, array_gradient(layer, ROLE_LOG_ALPHA), model);
+}
+
 /* Of a call, from row `first` of each sequence on. */
 static loam_view info_of(const mixing *mix, const mixer_layer *layer, int64_t call, int64_t first)
 {
@@ -217,6 +249,7 @@ loam_status mixing_attend(const mixing *mix, const mixer_layer *layer, loam_pass
     loam_status status = LOAM_OK;
     for (int64_t call = 0; call < mixing_calls(mix) && !status; call++) {
         loam_args args = args_of(mix, layer, &(place){ .model = call });
+        add_features(mix, layer, call, &args);
         args.saved = bytes > 0 ? (char *)layer->saved + (size_t)call * bytes : NULL;
         if (pass == LOAM_FORWARD) args.info = info_of(mix, layer, call, 0);
         loam_args_keep(&args, pass);

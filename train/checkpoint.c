@@ -71,6 +71,9 @@ static void name_pretrained(FILE *to, const trainer_options *o)
             o->shape.moving ? "" : " all");
     for (const char *const *name = o->shape.moving; name && *name; name++)
         fprintf(to, " %s", *name);
+    fprintf(to, "; features %" PRId64 " shared %d", how->features, how->features_shared);
+    for (int64_t l = 0; o->shape.features && l < o->shape.layers; l++)
+        fprintf(to, " %d", o->shape.features[l]);
     fprintf(to, "; from %s", o->pretrained ? o->pretrained : "seeds");
 }
 

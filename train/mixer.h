@@ -58,6 +58,7 @@ typedef struct mixer {
     bool reflect;   /* PaTH: w = unit(x W_1 W_2) by heads */
     bool head_norm; /* RMSNorm of each head's output, one gain for all heads */
     bool gate;      /* then times silu(x W_z) */
+    bool positive;  /* LOAM_FEATURES_POSITIVE, normalised: z and log alpha are learned */
 } mixer;
 
 /* Ends with a row whose name is NULL. */
@@ -107,6 +108,11 @@ typedef enum role {
     ROLE_DECAY_BIAS,
     ROLE_RIDGE_CHANNEL,
     ROLE_RIDGE_HEAD,
+    ROLE_Z, /* of positive features: rows of z, heads one after another; log alpha, a row for each head */
+    ROLE_LOG_ALPHA,
+    ROLE_SHIFT, /* and what is not learned: a row for each head; A and B, heads one after another */
+    ROLE_BALANCE,
+    ROLE_BALANCE_KEYS,
     ROLE_FILTER_1,
     ROLE_FILTER_BIAS_1,
     ROLE_FILTER_2,
@@ -172,8 +178,10 @@ typedef struct mixer_options {
      * the beginning. */
     unsigned low;
     int64_t rank;
-    bool temperature;   /* queries times 1 + t, a number for each head, 0 in the beginning */
-    double ridge_start; /* of MIXER_RIDGE_HEAD; 0: 1 */
+    bool temperature;     /* queries times 1 + t, a number for each head, 0 in the beginning */
+    double ridge_start;   /* of MIXER_RIDGE_HEAD; 0: 1 */
+    int64_t features;     /* positive ones of a head; 0: as many as it has channels */
+    bool features_shared; /* their heads are those of keys, which queries of a group share */
     bool qk_norm; /* RMSNorm of queries, keys and probes by heads, before they are turned; not of blocks */
     bool blind;   /* regression: no token sees a query row as a key, not even the row itself */
     /* What only mixers that have it take part in. */
@@ -194,6 +202,9 @@ int64_t mixer_stream_columns(const mixer *row, const mixer_options *options, con
                              int stream);
 int64_t mixer_mlp_inner(const mixer_options *options, const mixer_shape *shape);
 int64_t mixer_in_width(const mixer *row, const mixer_shape *shape);
+/* Positive features of a head, and the heads that have them. */
+int64_t mixer_features(const mixer *row, const mixer_options *options, const mixer_shape *shape);
+int64_t mixer_feature_heads(const mixer_options *options, const mixer_shape *shape);
 /* Those columns of a block's x W_in that a short convolution is over. */
 void mixer_filtered(const mixer *row, const mixer_shape *shape, int64_t *first, int64_t *count);
 /* rows and width of the array; rows 0: the mixer has none. */
@@ -327,8 +338,11 @@ typedef struct mixing {
 loam_status mixing_open(mixing *mix, const machine *on, const mixer *row, const mixer_shape *shape,
                         const mixer_options *options, loam_error *error);
 void mixing_close(mixing *mix);
-/* Takes the memory of gradients and workspace, and of a layer. */
-void mixing_take(mixing *mix, memory *from);
+/* What the library's calls need besides; takes so much of it and the memory of gradients, or shares that of
+ * another mixing, of one shape and with other features; and the memory of a layer. */
+int64_t mixing_work(const mixing *mix);
+void mixing_take(mixing *mix, int64_t work, memory *from);
+void mixing_share(mixing *mix, const mixing *with);
 void mixer_layer_take(const mixing *mix, mixer_layer *layer, memory *from);
 
 /* From ACTIVE_X to ACTIVE_Y; and from the gradient of ACTIVE_Y to that of ACTIVE_X, with those of all arrays

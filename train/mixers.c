@@ -85,6 +85,7 @@ const mixer mixers[] = {
       .head_norm = true },
     { .name = "hyena", .block = MIXER_HYENA, .taps = 3 },
     { .name = "lla-heads", .mechanism = LOAM_LLA, .ridge = MIXER_RIDGE_HEAD },
+    { .name = "features", .mechanism = LOAM_LINEAR, .positive = true },
     { .name = NULL },
 };
 
@@ -169,6 +170,11 @@ static bool has_array(const mixer *row, const mixer_options *options, role which
     case ROLE_DECAY_BIAS: return plain && learned_decay(row) && row->decay != MIXER_DECAY_SIGMOID;
     case ROLE_RIDGE_CHANNEL: return row->ridge == MIXER_RIDGE_CHANNEL;
     case ROLE_RIDGE_HEAD: return row->ridge == MIXER_RIDGE_HEAD;
+    case ROLE_Z:
+    case ROLE_LOG_ALPHA:
+    case ROLE_SHIFT:
+    case ROLE_BALANCE:
+    case ROLE_BALANCE_KEYS: return row->positive;
     case ROLE_HEAD_GAIN: return row->head_norm;
     case ROLE_GATE: return row->gate;
     case ROLE_MLP_BIAS: return options->mlp && options->layer_norm;
@@ -222,6 +228,16 @@ int64_t mixer_stream_columns(const mixer *row, const mixer_options *options, con
     return all / shape->heads * mixer_stream_heads(shape, stream);
 }
 
+int64_t mixer_features(const mixer *row, const mixer_options *options, const mixer_shape *shape)
+{
+    return options->features > 0 ? options->features : mixer_keys(row, options, shape) / shape->heads;
+}
+
+int64_t mixer_feature_heads(const mixer_options *options, const mixer_shape *shape)
+{
+    return options->features_shared ? shape->heads_kv : shape->heads;
+}
+
 int64_t mixer_mlp_inner(const mixer_options *options, const mixer_shape *shape)
 {
     return options->mlp_inner > 0 ? options->mlp_inner : MLP_EXPAND * shape->width;
@@ -268,6 +284,18 @@ static void map_array(const mixer *row, const mixer_options *options, const mixe
     *rows = 1, *width = shape->width;
     if (which <= ROLE_V_BIAS) *width = out[which - ROLE_Q_BIAS];
     if (which == ROLE_MLP_1_BIAS) *width = mixer_mlp_inner(options, shape);
+}
+
+/* Those of positive features. */
+static void feature_array(const mixer *row, const mixer_options *options, const mixer_shape *shape,
+                          role which, int64_t *rows, int64_t *width)
+{
+    const int64_t features = mixer_features(row, options, shape), heads = mixer_feature_heads(options, shape);
+    const int64_t channels = mixer_keys(row, options, shape) / shape->heads;
+    if (which == ROLE_Z) *rows = heads * features, *width = channels;
+    if (which == ROLE_LOG_ALPHA) *rows = heads, *width = features;
+    if (which == ROLE_SHIFT) *rows = heads, *width = channels;
+    if (which == ROLE_BALANCE || which == ROLE_BALANCE_KEYS) *rows = heads * channels, *width = channels;
 }
 
 void mixer_array(const mixer *row, const mixer_options *options, const mixer_shape *shape, role which,
@@ -323,6 +351,7 @@ void mixer_array(const mixer *row, const mixer_options *options, const mixer_sha
     };
     *rows = sizes[which][0], *width = sizes[which][1];
     map_array(row, options, shape, which, rows, width);
+    feature_array(row, options, shape, which, rows, width);
     if (!has_array(row, options, which)) *rows = 0;
 }
 
@@ -367,6 +396,11 @@ static const char *const names[ROLES] = {
     [ROLE_DECAY_BIAS] = "a",
     [ROLE_RIDGE_CHANNEL] = "p",
     [ROLE_RIDGE_HEAD] = "s",
+    [ROLE_Z] = "z",
+    [ROLE_LOG_ALPHA] = "log_alpha",
+    [ROLE_SHIFT] = "shift",
+    [ROLE_BALANCE] = "balance",
+    [ROLE_BALANCE_KEYS] = "balance_keys",
     [ROLE_FILTER_1] = "W_1",
     [ROLE_FILTER_BIAS_1] = "b_1",
     [ROLE_FILTER_2] = "W_2",
@@ -395,6 +429,7 @@ void mixer_array_start(const mixer *row, const mixer_options *options, role whic
 {
     p->start = START_CONSTANT;
     p->value = 0;
+    p->fixed = which == ROLE_SHIFT || which == ROLE_BALANCE || which == ROLE_BALANCE_KEYS;
     if (is_map_bias(which) || (which >= ROLE_Q_LOW_2 && which <= ROLE_OUT_LOW_2)) return;
     switch (which) {
     case ROLE_GAIN:
@@ -407,6 +442,8 @@ void mixer_array_start(const mixer *row, const mixer_options *options, role whic
     case ROLE_NORM_BIAS:
     case ROLE_MLP_BIAS:
     case ROLE_TEMPERATURE:
+    case ROLE_LOG_ALPHA:
+    case ROLE_SHIFT:
     case ROLE_FILTER_BIAS_1:
     case ROLE_FILTER_BIAS_2:
     case ROLE_FILTER_BIAS_3: break;
@@ -418,6 +455,8 @@ void mixer_array_start(const mixer *row, const mixer_options *options, role whic
         p->start = START_UNIFORM;
         p->value = 1 / sqrt((double)row->taps);
         break;
+    case ROLE_BALANCE:
+    case ROLE_BALANCE_KEYS: p->start = START_IDENTITY; break;
     case ROLE_SKIP:
         p->value = 1;
         if (row->block == MIXER_HYENA) p->start = START_NORMAL;

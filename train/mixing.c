@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 static const matrix none = { 0 };
 
@@ -12,7 +13,9 @@ static const char *refusal(const mixer *row, const mixer_shape *shape, const mix
 {
     const bool local = row->block == MIXER_PLAIN && row->mechanism <= LOAM_LLA && !row->reflect &&
                        row->decay == MIXER_NO_DECAY;
-    if (shape->heads_kv != shape->heads && !local) return "grouped heads are for softmax, Parallax and LLA";
+    if (shape->heads_kv != shape->heads && !local && !row->positive)
+        return "grouped heads are for softmax, Parallax, LLA and features";
+    if (row->positive && shape->seen < shape->length) return "no blind queries with it";
     if (row->ridge == MIXER_RIDGE_HEAD && shape->seen < shape->length) return "no blind queries with it";
     if ((options->low >> LOW_OUT & 1) && !options->mlp) return "A and B of W_o only with an MLP behind";
     if (options->biases && !options->mlp) return "biases only with an MLP";
@@ -267,7 +270,7 @@ static int64_t rows_solved(const mixing *mix)
     return mix->shape.models * mix->shape.batch * mix->shape.heads * mix->shape.length;
 }
 
-static int64_t most_work(const mixing *mix)
+int64_t mixing_work(const mixing *mix)
 {
     size_t most = 0;
     for (int pass = LOAM_FORWARD; pass <= LOAM_BACKWARD; pass++) {
@@ -300,7 +303,7 @@ static void take_beside(mixing *mix, memory *from)
         machine_set(mix->on, mix->ones, i, &(double){ 1 }, 1);
 }
 
-void mixing_take(mixing *mix, memory *from)
+void mixing_take(mixing *mix, int64_t work, memory *from)
 {
     take_all(mix, mix->gradient, &mix->sides.all, from);
     const matrix all = mix->sides.all;
@@ -309,7 +312,13 @@ void mixing_take(mixing *mix, memory *from)
     /* The decay of RetNet is not learned. */
     if (mix->row->decay == MIXER_DECAY_FIXED) mix->gradient[ACTIVE_DECAY] = none;
     if (mixing_in_parts(mix)) take_beside(mix, from);
-    mix->work = memory_take(from, most_work(mix), 1);
+    mix->work = memory_take(from, work, 1);
+}
+
+void mixing_share(mixing *mix, const mixing *with)
+{
+    memcpy(mix->gradient, with->gradient, sizeof mix->gradient);
+    mix->sides = with->sides, mix->work = with->work;
 }
 
 static void set_fixed_decay(const mixing *mix, matrix decay)

@@ -4,6 +4,7 @@
 
 #include "train/mixing.h"
 #include "train/start.h"
+#include "train/word_loss.h"
 
 #include <assert.h>
 #include <fnmatch.h>
@@ -23,7 +24,10 @@ struct train_model {
     machine on;
     model_shape shape;
     int64_t words, tokens, answers; /* 0: regression; rows of a batch, and those with a target */
-    mixing mix;
+    mixing mix;                     /* of the first layer, and what all share */
+    mixing others[MODEL_MAX_LAYERS];
+    int other_count;
+    const mixing *of[MODEL_MAX_LAYERS]; /* each layer's own */
     memory room;
     parameter list[MODEL_MAX_PARAMETERS];
     int count;
@@ -39,7 +43,10 @@ struct train_model {
     matrix normed, dnormed, norm;
     matrix out, dout; /* room for logits and their gradients; regression: predictions, then gradients */
     matrix results;
-    void *order; /* of the batch's tokens */
+    void *order;          /* of the batch's tokens */
+    train_model *teacher; /* NULL: none */
+    word_teaching taught;
+    memory taught_room;
     /* Every token is an answer, in its own row: the last e is what is found, and de its gradient. */
     bool everywhere;
 };
@@ -80,14 +87,17 @@ static bool is_projection(role which)
 static void add_layer(train_model *m, int64_t number)
 {
     const model_shape *shape = &m->shape;
+    const mixing *mix = m->of[number];
     for (int i = 0; i < ROLES; i++) {
         int64_t rows, width;
-        mixer_array(m->mix.row, &m->mix.options, &m->mix.shape, (role)i, &rows, &width);
+        mixer_array(mix->row, &mix->options, &mix->shape, (role)i, &rows, &width);
         if (rows == 0) continue;
         parameter *p = add_parameter(m, "layer", number, mixer_array_name((role)i), rows, width);
-        mixer_array_start(m->mix.row, &m->mix.options, (role)i, p);
+        mixer_array_start(mix->row, &mix->options, (role)i, p);
         const bool gate = i == ROLE_RIDGE || i == ROLE_PROBE_GATE;
-        p->deviation = gate ? 0.02 : i == ROLE_SKIP ? 1 : deviation_of(m, rows);
+        const bool features = i == ROLE_Z || i == ROLE_LOG_ALPHA;
+        p->deviation = gate ? 0.02 : i == ROLE_SKIP || features ? 1 : deviation_of(m, rows);
+        p->decay = p->decay && !features;
         if (i == ROLE_OUT || i == ROLE_MLP_2)
             p->deviation *= m->words > 0 ? 1 / sqrt(2 * (double)shape->layers) : 0.5;
         p->muon = is_projection((role)i) && least_of(rows, width) >= THINNEST;
@@ -166,7 +176,17 @@ static void take_last(train_model *m)
 static bool has_gradient(const train_model *m, const parameter *p, int64_t rows)
 {
     const mixer *row = m->mix.row;
-    return !p->frozen || rows == 1 || rows <= row->taps || row->block != MIXER_PLAIN;
+    return !p->frozen || (!p->fixed && (rows == 1 || rows <= row->taps || row->block != MIXER_PLAIN));
+}
+
+static int64_t most_work(const train_model *m)
+{
+    int64_t most = mixing_work(&m->mix);
+    for (int i = 0; i < m->other_count; i++) {
+        const int64_t work = mixing_work(&m->others[i]);
+        if (work > most) most = work;
+    }
+    return most;
 }
 
 static void take_all(train_model *m)
@@ -184,9 +204,11 @@ static void take_all(train_model *m)
         p->v = p->frozen ? none : take(m, rows, width);
         p->w = none;
     }
-    mixing_take(&m->mix, &m->room);
+    mixing_take(&m->mix, most_work(m), &m->room);
+    for (int i = 0; i < m->other_count; i++)
+        mixing_share(&m->others[i], &m->mix);
     for (int64_t l = 0; l < shape->layers; l++)
-        mixer_layer_take(&m->mix, &m->layer[l], &m->room);
+        mixer_layer_take(m->of[l], &m->layer[l], &m->room);
     for (int i = 0; i < m->count; i++) {
         parameter *p = &m->list[i];
         const bool rounded = p->x.rows > 1 && m->on.operand != m->on.dtype;
@@ -219,6 +241,28 @@ static loam_status too_wide(int64_t width, loam_error *error)
     return LOAM_EUNSUPPORTED;
 }
 
+/* Layers with as many features are alike. */
+static loam_status open_mixing(train_model *m, int64_t layer, const mixer *row, const mixer_shape *inner,
+                               const mixer_options *options, loam_error *error)
+{
+    const int16_t *features = m->shape.features;
+    mixer_options own = *options;
+    for (int64_t l = 0; l < layer; l++)
+        if (!features || features[l] == features[layer]) {
+            m->of[layer] = m->of[l];
+            return LOAM_OK;
+        }
+    mixing *mix = layer == 0 ? &m->mix : &m->others[m->other_count];
+    if (features) own.features = features[layer];
+    const bool softmax = features && features[layer] == 0;
+    const loam_status status = mixing_open(mix, &m->on, softmax ? mixer_find("softmax") : row, inner, &own,
+                                           error);
+    m->of[layer] = mix;
+    /* Opened or not, it is closed with the model. */
+    if (layer > 0) m->other_count++;
+    return status;
+}
+
 static loam_status open_all(train_model *m, const mixer *row, const mixer_options *options,
                             const uint64_t *seeds, loam_error *error)
 {
@@ -235,11 +279,13 @@ static loam_status open_all(train_model *m, const mixer *row, const mixer_option
         return LOAM_EUNSUPPORTED;
     }
     if (m->on.gpu && shape->width > GPU_WIDEST) return too_wide(shape->width, error);
-    const loam_status status = mixing_open(&m->mix, &m->on, row, &inner, options, error);
+    loam_status status = LOAM_OK;
+    for (int64_t l = 0; l < shape->layers && !status; l++)
+        status = open_mixing(m, l, row, &inner, options, error);
     if (status) return status;
     add_parameters(m);
     for (int i = 0; i < m->count; i++)
-        m->list[i].frozen = !moves(m, &m->list[i]);
+        m->list[i].frozen = m->list[i].fixed || !moves(m, &m->list[i]);
     take_all(m);
     if (!memory_open(&m->room, &m->on)) {
         if (error) *error = (loam_error){ LOAM_EMEMORY, "out of memory for a model" };
@@ -247,7 +293,7 @@ static loam_status open_all(train_model *m, const mixer *row, const mixer_option
     }
     take_all(m);
     for (int i = 0; i < m->count; i++)
-        if (!m->list[i].frozen) start_parameter(&m->on, &m->list[i], i, seeds);
+        if (!m->list[i].frozen || m->list[i].fixed) start_parameter(&m->on, &m->list[i], i, seeds);
     return LOAM_OK;
 }
 
@@ -256,6 +302,7 @@ loam_status model_create(train_model **made, const machine *on, const mixer *row
 {
     assert(shape->layers >= 1 && shape->layers <= MODEL_MAX_LAYERS);
     assert(shape->head_dim > 0 || shape->width % shape->heads == 0);
+    assert(!shape->features || row->positive);
     *made = NULL;
     train_model *m = calloc(1, sizeof *m);
     if (!m) {
@@ -280,9 +327,44 @@ void model_destroy(train_model *m)
 {
     if (!m) return;
     mixing_close(&m->mix);
+    for (int i = 0; i < m->other_count; i++)
+        mixing_close(&m->others[i]);
+    memory_close(&m->taught_room);
     memory_close(&m->room);
     free(m);
 }
+
+static void take_taught(train_model *m)
+{
+    memory *const room = &m->taught_room;
+    m->taught.divergence = memory_matrix(room, m->on.dtype, m->shape.models, m->answers, 1);
+    m->taught.each = memory_matrix(room, m->on.dtype, 1, m->out.rows, 2);
+}
+
+/* The teacher's own rooms take its rows and its logits. */
+loam_status model_teach(train_model *m, train_model *teacher, double weight, loam_error *error)
+{
+    const bool alike = m->everywhere && teacher->everywhere && m->words == teacher->words &&
+                       m->tokens == teacher->tokens && m->shape.models == teacher->shape.models;
+    if (!alike) {
+        if (error) *error = (loam_error){ LOAM_ESHAPE, "a teacher of other words, batches or models" };
+        return LOAM_ESHAPE;
+    }
+    m->taught = (word_teaching){
+        .x = teacher->normed, .table = teacher->logits->w, .weight = weight, .logits = teacher->out
+    };
+    memory_close(&m->taught_room);
+    take_taught(m);
+    if (!memory_open(&m->taught_room, &m->on)) {
+        if (error) *error = (loam_error){ LOAM_EMEMORY, "out of memory for a teacher" };
+        return LOAM_EMEMORY;
+    }
+    take_taught(m);
+    m->teacher = teacher;
+    return LOAM_OK;
+}
+
+matrix model_divergence(const train_model *m) { return m->teacher ? m->taught.divergence : none; }
 
 matrix model_results(const train_model *m) { return m->results; }
 
@@ -494,7 +576,7 @@ static loam_status layer_forward(train_model *m, const train_batch *b, int64_t l
     const bool mlp = m->mix.options.mlp;
     norm(m, layer->value[ACTIVE_X], layer->value[ACTIVE_X_NORM], m->e[l], layer->array[ROLE_GAIN],
          layer->array[ROLE_NORM_BIAS]);
-    const loam_status status = mixer_forward(&m->mix, layer, error);
+    const loam_status status = mixer_forward(m->of[l], layer, error);
     if (status) return status;
     if (is_last(m, l))
         last_forward(m, b, l);
@@ -516,7 +598,7 @@ static loam_status layer_backward(train_model *m, const train_batch *b, int64_t 
         last_backward(m, b, l);
     else
         mixer_branch_back(m, l);
-    const loam_status status = mixer_backward(&m->mix, layer, error);
+    const loam_status status = mixer_backward(m->of[l], layer, error);
     if (status) return status;
     if (mlp && parallel) mlp_norm_back(m, l);
     norm_back(m, m->de, operand_of_de(m), g[ACTIVE_X], m->e[l], layer->value[ACTIVE_X_NORM],
@@ -529,9 +611,14 @@ static void judge_words(train_model *m, const train_batch *b, bool back)
 {
     const parameter *table = m->logits;
     const numbers targets = { b->there.targets, m->answers };
+    const matrix dx = back ? m->dnormed : none, dtable = back ? table->g : none;
     norm(m, m->normed, m->norm, m->found, m->last, m->last_bias);
-    m->on.op->word_loss(&m->on, m->results, back ? m->dnormed : none, back ? table->g : none, m->normed,
-                        table->w, targets, b->there.counts, m->out, m->dout);
+    if (m->teacher)
+        word_loss_taught(&m->on, m->results, dx, dtable, m->normed, table->w, targets, b->there.counts,
+                         m->out, m->dout, &m->taught);
+    else
+        m->on.op->word_loss(&m->on, m->results, dx, dtable, m->normed, table->w, targets, b->there.counts,
+                            m->out, m->dout);
     if (back)
         norm_back(m, m->dfound, m->everywhere ? operand_of_de(m) : none, m->dnormed, m->found, m->norm,
                   m->last, m->last_bias, false);
@@ -557,13 +644,28 @@ static void round_weights(train_model *m)
     if (count > 0) m->on.op->copies(&m->on, w, x, count);
 }
 
-static loam_status forward(train_model *m, const train_batch *b, bool back, loam_error *error)
+/* Tokens through all layers. */
+static loam_status read_batch(train_model *m, const train_batch *b, loam_error *error)
 {
     loam_status status = LOAM_OK;
     round_weights(m);
     enter(m, b);
     for (int64_t l = 0; l < m->shape.layers && !status; l++)
         status = layer_forward(m, b, l, error);
+    return status;
+}
+
+static loam_status read_teacher(train_model *m, const train_batch *b, loam_error *error)
+{
+    const loam_status status = read_batch(m, b, error);
+    if (!status) norm(m, m->normed, m->norm, m->found, m->last, m->last_bias);
+    return status;
+}
+
+static loam_status forward(train_model *m, const train_batch *b, bool back, loam_error *error)
+{
+    loam_status status = m->teacher ? read_teacher(m->teacher, b, error) : LOAM_OK;
+    if (!status) status = read_batch(m, b, error);
     if (status) return status;
     if (m->mix.options.mlp && !m->everywhere)
         m->on.op->gather(&m->on, m->found, m->e[m->shape.layers], at_of(m, b));

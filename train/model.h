@@ -25,6 +25,9 @@ typedef struct model_shape {
     /* Patterns (fnmatch) of the names of the arrays that move, NULL behind the last; NULL: all do. The others
      * are frozen: 0 until they are given values, and without moments and, matrices, gradients. */
     const char *const *moving;
+    /* Of a mixer with positive features those of a head of each layer, 0: the layer has softmax. NULL: as
+     * mixer_options says in all. It must live as long. */
+    const int16_t *features;
 } model_shape;
 
 typedef struct train_model train_model;
@@ -41,6 +44,13 @@ parameter *model_parameters(train_model *m, int *count);
  * model's shape. */
 loam_status model_test(train_model *m, const train_batch *b, loam_error *error);
 loam_status model_gradients(train_model *m, const train_batch *b, loam_error *error);
+/* From now on the loss of each answer has `weight` times sum p log(p / q) over words besides, q what m says
+ * of the next word and p what the teacher does, which reads the same batches. Both are of text, with an MLP,
+ * and alike but for their layers, on one machine; it must live as long, and is run by m alone. */
+loam_status model_teach(train_model *m, train_model *teacher, double weight, loam_error *error);
+/* That sum for each answer of the last pass, [answers][1]; without data where there is no teacher. */
+matrix model_divergence(const train_model *m);
+
 /* Of the last pass, for each answer: [answers][2], its loss and whether it was right, 0 where it is none;
  * regression: [answers][1], its mean squared error. */
 matrix model_results(const train_model *m);

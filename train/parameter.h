@@ -13,6 +13,7 @@ typedef enum parameter_start {
     START_UNIFORM,     /* U(-value, value) */
     START_DECAY_RATE,  /* log U(1, 16) */
     START_DECAY_DELTA, /* softplus(x) log-uniform in [0.001, 0.1] */
+    START_IDENTITY,    /* square matrices, one below the other: each the identity */
 } parameter_start;
 
 typedef struct parameter {
@@ -24,6 +25,7 @@ typedef struct parameter {
     double deviation, value;
     bool decay;  /* by the optimiser: matrices, not vectors */
     bool muon;   /* a matrix of a mixer, which Muon takes where it is asked for */
+    bool fixed;  /* is never learned, and has no gradient: always frozen */
     bool frozen; /* keeps its value; since it was made: no moments and, a matrix, no gradient */
 } parameter;
 

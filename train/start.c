@@ -8,14 +8,15 @@
 enum { FOR_NORMALS, FOR_UNIFORMS };
 enum { AT_ONCE = 1024 };
 
-/* From a uniform u in (0, 1), or a normal deviate. */
-static double first_value(const parameter *p, double drawn)
+/* Of element `at`, from a uniform u in (0, 1), or a normal deviate. */
+static double first_value(const parameter *p, double drawn, int64_t at)
 {
     switch (p->start) {
     case START_NORMAL: return p->deviation * drawn;
     case START_UNIFORM: return p->value * (2 * drawn - 1);
     case START_DECAY_RATE: return log(1 + 15 * drawn);
     case START_DECAY_DELTA: return log(expm1(exp(log(0.001) + drawn * log(0.1 / 0.001))));
+    case START_IDENTITY: return at / p->x.width % p->x.width == at % p->x.width;
     default: return p->value;
     }
 }
@@ -34,7 +35,7 @@ static void start_model(const machine *on, const parameter *p, int64_t model, in
         else
             random_uniforms(from, (uint64_t)first, part, x);
         for (int64_t i = 0; i < part; i++)
-            x[i] = first_value(p, x[i]);
+            x[i] = first_value(p, x[i], first + i);
         machine_set(on, p->x, model * p->x.model + first, x, part);
     }
 }

@@ -156,6 +156,8 @@ static int open_tokenizer(experiment *x, const char *path, io_error *error)
 static int open_all(experiment *x, const request *r, const char *model, backend where, io_error *error)
 {
     int status = lm_files_open(&x->files, model, error);
+    if (!status && lm_files_config(x->files)->mechanism == LOAM_LINEAR)
+        status = io_fail(error, EXIT_INPUT, "%s: it has features; expected softmax", model);
     if (!status) status = open_tokenizer(x, r->tokenizer ? r->tokenizer : model, error);
     lm_model_name(model, x->model);
     if (!status)

@@ -199,7 +199,7 @@ static uint64_t sum_of(const graft_plan *p)
 static int check_model(graft_plan *p, io_error *error)
 {
     const lm_config *c = p->config;
-    trainer_options any;
+    trainer_options any = trainer_options_default(lm_pretrained_mixer(c));
     const int status = lm_pretrained_options(&any, c, p->model, error);
     if (status) return status;
     if (c->vocabulary > UINT16_MAX + 1)

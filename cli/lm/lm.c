@@ -20,6 +20,7 @@ static const struct {
     { "data", lm_data, "shards of tokens from texts, to train on" },
     { "items", lm_make_items, "questions with choices from held-out text" },
     { "train", lm_train, "trains one from nothing" },
+    { "tune", lm_tune, "trains on: features of a student, LoRA or all weights" },
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
 

@@ -114,5 +114,6 @@ double lm_seconds(void);
 
 typedef int lm_command(int argc, char **argv, io_error *error);
 lm_command lm_info, lm_eval, lm_generate, lm_embed, lm_data, lm_make_items, lm_train;
+lm_command lm_tune; /* of cli/tune */
 
 #endif

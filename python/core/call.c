@@ -19,11 +19,30 @@ static bool read_saved(call *c)
     return true;
 }
 
-static bool read_ridge(call *c)
+static bool read_ridge(call *c, int i, double *number)
 {
-    PyObject *value = c->value[RIDGE_OF_ROWS];
+    PyObject *value = c->value[i];
     const bool is_number = PyFloat_Check(value) || PyLong_Check(value);
-    return is_number ? read_real(c, RIDGE_OF_ROWS, &c->problem.ridge) : read_array(c, RIDGE_OF_ROWS);
+    return is_number ? read_real(c, i, number) : read_array(c, i);
+}
+
+static bool read_input(call *c, int i)
+{
+    if (i == RIDGE_OF_ROWS) return read_ridge(c, i, &c->problem.ridge);
+    if (i == LINEAR_RIDGE) return read_ridge(c, i, &c->linear.ridge);
+    return read_array(c, i);
+}
+
+/* Sizes that are others. */
+static void share_sizes(call *c, int i)
+{
+    Py_ssize_t *size = c->size;
+    if (i == Q && !c->packed) size['N'] = size['B'];
+    if (i == Q && is_interpolation(c)) size['S'] = size['T'], size['G'] = size['V'] = size['H'];
+    if (i == K && has_features(c)) {
+        size['F'] = c->problem.features_shared ? size['G'] : size['H'];
+        size['J'] = size['K'];
+    }
 }
 
 static bool read_inputs(call *c)
@@ -34,8 +53,8 @@ static bool read_inputs(call *c)
             return refuse_type(i, Py_None, is_tensors(c) ? "a tensor of PyTorch" : "an array of NumPy");
         /* A state's rows are known when there is a plan. */
         if (!c->value[i] || i == STATE_IN || i == GRAD_STATE) continue;
-        if (!(i == RIDGE_OF_ROWS ? read_ridge(c) : read_array(c, i))) return false;
-        if (i == Q && !c->packed) c->size['N'] = c->size['B'];
+        if (!read_input(c, i)) return false;
+        share_sizes(c, i);
     }
     return true;
 }
@@ -63,7 +82,7 @@ static bool choose_backend(call *c)
     }
     if (c->on_device && *backend != LOAM_BACKEND_AUTO && *backend != LOAM_BACKEND_CUDA) {
         PyErr_Format(PyExc_ValueError, "backend: %R, expected one of auto, cuda: tensors are on %S",
-                     c->value[OPTIONS + 8], c->device);
+                     c->value[BACKEND], c->device);
         return false;
     }
     if (c->on_device) *backend = LOAM_BACKEND_CUDA;
@@ -86,10 +105,12 @@ static void describe_problem(call *c)
     const Py_ssize_t *size = c->size;
     const bool recurrent = is_recurrent(c);
     p->batch = size['N'];
-    p->heads_q = size['H'], p->heads_kv = recurrent ? size['H'] : size['G'];
+    p->heads_q = size['H'], p->heads_kv = recurrent && !has_features(c) ? size['H'] : size['G'];
     p->len_q = size['T'], p->len_kv = recurrent ? size['T'] : size['S'];
     p->dim_qk = size['K'], p->dim_v = size['D'];
-    if (recurrent) {
+    if (has_features(c)) {
+        p->features = c->value[Z] ? size['M'] : 0;
+    } else if (recurrent) {
         p->heads_v = size['V'];
     } else {
         p->decay = c->value[G] != NULL, p->path = c->value[W] != NULL;
@@ -102,10 +123,37 @@ static void describe_problem(call *c)
     if (!recurrent) c->args.cu_kv = c->args.cu_q;
 }
 
+/* The recurrence of an interpolation has the sizes of the local mechanism. */
+static void describe_linear(call *c)
+{
+    if (!is_interpolation(c)) return;
+    loam_problem *p = &c->linear;
+    const loam_problem *local = &c->problem;
+    p->dtype = local->dtype, p->batch = local->batch;
+    p->heads_q = p->heads_kv = local->heads_q;
+    p->len_q = p->len_kv = local->len_q;
+    p->dim_qk = local->dim_qk, p->dim_v = local->dim_v;
+    p->total_q = p->total_kv = local->total_q;
+    p->backend = local->backend, p->threads = local->threads;
+}
+
+/* States are of the recurrence, whatever reads and makes them. */
+static void move_states(call *c)
+{
+    if (!is_interpolation(c)) return;
+    loam_args *from = &c->args, *to = &c->linear_args;
+    to->state_in = from->state_in, to->state_out = from->state_out;
+    to->grad_state_in = from->grad_state_in, to->grad_state_out = from->grad_state_out;
+    const loam_const_view none = { 0 };
+    const loam_view nowhere = { 0 };
+    from->state_in = from->grad_state_out = none;
+    from->state_out = from->grad_state_in = nowhere;
+}
+
 /* How many keys are in use, the same for all sequences. */
 static bool fill_in_use(call *c)
 {
-    if (!c->value[OPTIONS + 9]) return true;
+    if (!c->value[KEYS]) return true;
     const size_t n = (size_t)c->size['B'];
     c->in_use = malloc((n ? n : 1) * sizeof *c->in_use);
     if (!c->in_use) return PyErr_NoMemory();
@@ -128,18 +176,25 @@ static bool make_work(call *c, size_t bytes)
     return c->work || PyErr_NoMemory();
 }
 
-static bool run_plan(call *c, const loam_plan *plan)
+static loam_status run_either(const cached_plan *plan, const call *c, loam_error *error)
 {
-    c->size['R'] = loam_plan_state_rows(plan);
+    if (plan->plan) return loam_run(plan->plan, &c->args, error);
+    return loam_interpolation_run(plan->interpolation, &c->args, &c->linear_args, error);
+}
+
+static bool run_plan(call *c, const cached_plan *plan)
+{
+    c->size['R'] = plan->state_rows;
     for (int i = STATE_IN; i <= GRAD_STATE; i += GRAD_STATE - STATE_IN)
         if (c->value[i] && !read_array(c, i)) return false;
     const bool made = c->problem.pass == LOAM_BACKWARD ? make_gradients(c) : make_outputs(c, plan);
-    if (!made || !make_work(c, loam_plan_work_bytes(plan))) return false;
+    if (!made || !make_work(c, plan->work_bytes)) return false;
+    move_states(c);
     c->args.work = c->work;
     c->args.stream = (void *)(uintptr_t)c->stream;
     loam_error error;
     loam_status status;
-    Py_BEGIN_ALLOW_THREADS status = loam_run(plan, &c->args, &error);
+    Py_BEGIN_ALLOW_THREADS status = run_either(plan, c, &error);
     Py_END_ALLOW_THREADS return !status || raise_status(c, &error);
 }
 
@@ -152,7 +207,7 @@ static bool keep_value(call *c, PyObject *name, PyObject *value)
     /* Names in source code are interned, as those of the module are; others need not be. */
     for (int k = 0; i == COUNT && k < COUNT; k++)
         if (PyUnicode_Compare(c->module->names[k], name) == 0) i = k;
-    if (i == COUNT || i == O || i == POSITIONS) {
+    if (i == COUNT || i == O || i == POSITIONS || i == LINEAR_INFO) {
         PyErr_Format(PyExc_TypeError, "run() has no argument %R", name);
         return false;
     }
@@ -162,13 +217,15 @@ static bool keep_value(call *c, PyObject *name, PyObject *value)
 
 static cached_plan *read_call(call *c)
 {
-    if (!read_element(c)) return NULL;
+    if (!read_element(c) || (is_interpolation(c) && !read_linear(c))) return NULL;
+    if (c->value[BACKEND] && !read_backend(c)) return NULL;
     for (int i = OPTIONS; i < O; i++)
         if (c->value[i] && !read_option(c, i)) return NULL;
     if (c->value[CU_SEQLENS] && !read_lengths(c)) return NULL;
     if (!choose_backend(c) || !choose_threads(c) || !read_inputs(c)) return NULL;
     if (!read_saved(c) || !fill_in_use(c)) return NULL;
     describe_problem(c);
+    describe_linear(c);
     return find_plan(c);
 }
 
@@ -200,7 +257,7 @@ static PyObject *run(PyObject *module, loam_pass pass, PyObject *const *args, Py
     if (!begin(&c, module, pass, args, count, names)) return NULL;
     PyObject *result = NULL;
     cached_plan *plan = read_call(&c);
-    if (plan && run_plan(&c, plan->plan)) result = pass == LOAM_BACKWARD ? gradients(&c) : results(&c);
+    if (plan && run_plan(&c, plan)) result = pass == LOAM_BACKWARD ? gradients(&c) : results(&c);
     release_plan(plan);
     let_go(&c);
     return result;

@@ -31,19 +31,33 @@ enum {
     SINK,
     RIDGE_OF_ROWS,
     STATE_IN,
+    LINEAR_G,
+    LINEAR_BETA,
+    LINEAR_RIDGE,
+    Z,
+    LOG_ALPHA,
     INPUTS, /* how many have gradients */
-    GRAD_O = INPUTS,
+    SHIFT = INPUTS,
+    BALANCE,
+    BALANCE_KEYS,
+    GRAD_O,
     GRAD_STATE,
     ARRAYS, /* how many are arrays of numbers */
     CU_SEQLENS = ARRAYS,
     SAVED_IN,
     WANTED_GRADIENTS,
     POSITIONS,
+    LINEAR,
     OPTIONS, /* where those of loam_problem begin */
-    O = OPTIONS + 12,
+    BACKEND = OPTIONS + 8,
+    KEYS,
+    O = OPTIONS + 14,
     STATE_OUT,
     LSE,
+    PROBE_USED,
+    WEIGHTS,
     INFO,
+    LINEAR_INFO,
     SAVED_OUT,
     COUNT
 };
@@ -61,23 +75,28 @@ typedef enum parameter_kind {
     WANTED
 } parameter_kind;
 
-/* Axes: B batch, T tokens of queries, S of keys, H heads of queries, G of keys, V of recurrent values, K and
- * D channels of keys and values, N sequences, R rows of a state. The first array with an axis says its size.
- * `?` stands for what the mechanism says (log_decay) or the array (ridge). A state comes as [.., K, R]. */
+/* Axes: B batch, T tokens of queries, S of keys, H heads of queries, G of keys, V of recurrent values, F, M
+ * heads and number of random features, K, D channels of keys and values, J a second axis of K's size, N
+ * sequences, R rows of a state. The first array with an axis says its size. `?` stands for what the mechanism
+ * says (log_decay) or the array (ridge). A state comes as [.., K, R]. */
 typedef struct parameter {
     const char *name, *member; /* in Python; in loam.h where that is another */
     parameter_kind kind;
-    size_t offset;                 /* in `call` */
-    const char *local, *recurrent; /* axes; NULL: the library refuses it */
-    size_t gradient;               /* offset of the view of its gradient */
+    size_t offset;                            /* in `call` */
+    const char *local, *recurrent, *features; /* axes of both families, and of random features */
+    size_t gradient;                          /* offset of the view of its gradient */
     const char *(*named)(int);
 } parameter;
 
 extern const parameter PARAMETERS[COUNT];
 
+/* Of interpolation `linear` is the recurrent problem; else it is zeros. */
 typedef struct cached_plan {
-    loam_problem problem;
+    loam_problem problem, linear;
     loam_plan *plan;
+    loam_interpolation *interpolation; /* in place of `plan` */
+    size_t work_bytes, saved_bytes;
+    int64_t state_rows;
     uint64_t used; /* when last */
     int owners;    /* the cache, and each run */
 } cached_plan;
@@ -122,6 +141,10 @@ typedef struct call {
     loam_mechanism_info info;
     loam_problem problem;
     loam_args args;
+    /* Interpolation: of the recurrence. Its states are read into `args`, and moved before the run. */
+    loam_mechanism_info linear_info;
+    loam_problem linear;
+    loam_args linear_args;
     PyObject *value[COUNT];
     PyObject *element, *device, *empty_options; /* of q; the keywords of torch.empty */
     Py_ssize_t size[128];
@@ -139,6 +162,11 @@ typedef struct call {
 } call;
 
 static inline bool is_recurrent(const call *c) { return c->info.family == LOAM_FAMILY_RECURRENT; }
+static inline bool is_interpolation(const call *c) { return c->value[LINEAR]; }
+static inline bool has_features(const call *c)
+{
+    return is_recurrent(c) && c->problem.feature_map == LOAM_FEATURES_POSITIVE;
+}
 static inline bool is_tensors(const call *c) { return c->maker == &c->module->torch; }
 
 /* plans.c: the plan of the call's problem, which the caller releases. */
@@ -162,6 +190,7 @@ void let_go(call *c);
 
 /* views.c: arrays by the names of their axes, as views of loam_args. */
 PyObject *element_of(const call *c, parameter_kind kind);
+const char *named_axes(const call *c, int i);
 bool read_array(call *c, int i);
 bool read_lengths(call *c);
 loam_const_view dense_view(const call *c, const char *axes, const void *data);
@@ -170,9 +199,11 @@ loam_const_view dense_view(const call *c, const char *axes, const void *data);
 bool read_name(const char *what, PyObject *value, const char *(*named)(int), int *to);
 bool read_real(const call *c, int i, double *to);
 bool read_option(call *c, int i);
+bool read_linear(call *c);
+bool read_backend(call *c);
 
 /* results.c */
-bool make_outputs(call *c, const loam_plan *plan);
+bool make_outputs(call *c, const cached_plan *plan);
 bool make_gradients(call *c);
 PyObject *results(call *c);
 PyObject *gradients(call *c);
@@ -186,5 +217,11 @@ bool choose_threads(call *c);
 
 /* rope.c */
 PyObject *rope(PyObject *module, PyObject *const *args, Py_ssize_t count);
+
+/* listing.c: what there is, and random projections. */
+PyObject *kernels(PyObject *module, PyObject *unused);
+PyObject *mechanisms(PyObject *module, PyObject *unused);
+PyObject *cpu_features(PyObject *module, PyObject *unused);
+PyObject *projection(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 #endif

@@ -4,6 +4,19 @@
 
 #include <stdio.h>
 
+/* The parameter whose member of loam.h this is; of those of an interpolation's two parts, one that is given,
+ * or else that of the recurrence, which needs what it has not got more often. */
+static int parameter_of(const call *c, const char *member, size_t length)
+{
+    int found = COUNT;
+    for (int i = 0; i < COUNT; i++) {
+        const char *own = PARAMETERS[i].member;
+        if (strlen(own) != length || strncmp(own, member, length) != 0) continue;
+        if (found == COUNT || (is_interpolation(c) && !c->value[found])) found = i;
+    }
+    return found;
+}
+
 bool raise_status(const call *c, const loam_error *error)
 {
     PyObject *type = PyExc_RuntimeError;
@@ -12,14 +25,11 @@ bool raise_status(const call *c, const loam_error *error)
         type = PyExc_ValueError;
     /* The text begins with the argument, which has another name here. */
     size_t length = strcspn(error->text, " :[=,");
-    for (int i = 0; c && i < COUNT; i++) {
-        const char *member = PARAMETERS[i].member;
-        if (strlen(member) == length && strncmp(member, error->text, length) == 0) {
-            PyErr_Format(type, "%s%s", PARAMETERS[i].name, error->text + length);
-            return false;
-        }
-    }
-    PyErr_SetString(type, error->text);
+    const int i = c ? parameter_of(c, error->text, length) : COUNT;
+    if (i == COUNT)
+        PyErr_SetString(type, error->text);
+    else
+        PyErr_Format(type, "%s%s", PARAMETERS[i].name, error->text + length);
     return false;
 }
 

@@ -4,12 +4,15 @@
 
 #include <stdio.h>
 
+static const char *name_backend(int i) { return loam_backend_name((loam_backend)i); }
+static const char *name_mechanism(int i) { return loam_mechanism_name((loam_mechanism)i); }
+
 bool read_real(const call *c, int i, double *to)
 {
     const double number = PyFloat_AsDouble(c->value[i]);
     if (PyErr_Occurred()) return refuse_type(i, c->value[i], "a number");
-    if (number == 0 && to == &c->problem.scale) {
-        PyErr_SetString(PyExc_ValueError, "scale: 0, expected another number, or None");
+    if (number == 0 && (to == &c->problem.scale || to == &c->linear.scale)) {
+        PyErr_Format(PyExc_ValueError, "%s: 0, expected another number, or None", PARAMETERS[i].name);
         return false;
     }
     *to = number;
@@ -62,4 +65,46 @@ bool read_option(call *c, int i)
     }
     default: return true;
     }
+}
+
+static bool is_text(PyObject *value, const char *text)
+{
+    return PyUnicode_CompareWithASCIIString(value, text) == 0;
+}
+
+/* A back end, or a row of the registry, which is for its own pass: others choose as without it. */
+bool read_backend(call *c)
+{
+    PyObject *value = c->value[BACKEND];
+    loam_kernel_info row;
+    for (int i = 0; PyUnicode_Check(value) && loam_kernel_at(i, &row) == LOAM_OK; i++) {
+        if (!is_text(value, row.name)) continue;
+        if ((strcmp(row.backend, "cuda") == 0) != c->on_device) {
+            PyErr_Format(PyExc_ValueError, "backend: %R is of %s, expected one that reads where q is", value,
+                         row.backend);
+            return false;
+        }
+        if (strcmp(row.pass, loam_pass_name(c->problem.pass)) == 0) c->problem.kernel = row.name;
+        return true;
+    }
+    int index;
+    if (!read_name("backend", value, name_backend, &index)) return false;
+    c->problem.backend = (loam_backend)index;
+    return true;
+}
+
+/* The two mechanisms of an interpolation; the recurrence's problem begins as its default. */
+bool read_linear(call *c)
+{
+    int mechanism;
+    if (!read_name("linear", c->value[LINEAR], name_mechanism, &mechanism)) return false;
+    loam_mechanism_at(mechanism, &c->linear_info);
+    if (is_recurrent(c) || c->linear_info.family != LOAM_FAMILY_RECURRENT) {
+        PyErr_Format(PyExc_ValueError,
+                     "local, linear: '%s' and '%s', expected a local mechanism and a recurrence",
+                     c->info.name, c->linear_info.name);
+        return false;
+    }
+    c->linear = loam_problem_default((loam_mechanism)mechanism, c->problem.pass);
+    return true;
 }

@@ -5,39 +5,60 @@
 static const char *name_score(int i) { return loam_score_name((loam_score)i); }
 static const char *name_ridge_unit(int i) { return loam_ridge_unit_name((loam_ridge_unit)i); }
 static const char *name_feature_map(int i) { return loam_feature_map_name((loam_feature_map)i); }
-static const char *name_backend(int i) { return loam_backend_name((loam_backend)i); }
 
 #define ARGS(member) offsetof(call, args.member)
+#define LINEAR_ARGS(member) offsetof(call, linear_args.member)
 #define PROBLEM(member) offsetof(call, problem.member)
-#define INPUT(name, member, kind, local, recurrent) \
+#define INPUT(name, member, kind, local, recurrent, features) \
     { \
-        name, #member, kind, ARGS(member), local, recurrent, ARGS(grad_##member), NULL \
+        name, #member, kind, ARGS(member), local, recurrent, features, ARGS(grad_##member), NULL \
+    }
+#define LINEAR_INPUT(name, member, kind, axes) \
+    { \
+        name, #member, kind, LINEAR_ARGS(member), axes, axes, axes, LINEAR_ARGS(grad_##member), NULL \
+    }
+#define FIXED(name, member, axes) \
+    { \
+        name, #member, REAL_ARRAY, ARGS(member), axes, axes, axes, 0, NULL \
     }
 #define OPTION(name, member, kind, named) \
     { \
-        name, #member, kind, PROBLEM(member), NULL, NULL, 0, named \
+        name, #member, kind, PROBLEM(member), NULL, NULL, NULL, 0, named \
+    }
+#define OTHER(name, member, kind, offset) \
+    { \
+        name, member, kind, offset, NULL, NULL, NULL, 0, NULL \
     }
 
 const parameter PARAMETERS[COUNT] = {
-    [Q] = INPUT("q", q, ARRAY, "BTHK", "BTHK"),
-    [K] = INPUT("k", k, ARRAY, "BSGK", "BTHK"),
-    [V] = INPUT("v", v, ARRAY, "BSGD", "BTVD"),
-    [PROBE] = INPUT("probe", probe, ARRAY, "BTHK", "BTHK"),
-    [W] = INPUT("w", w, ARRAY, "BSGK", "BTHK"),
-    [G] = INPUT("g", log_decay, REAL_ARRAY, "BSH", "?"),
-    [BETA] = INPUT("beta", beta, REAL_ARRAY, "BSG", "BTV"),
-    [KEY_BIAS] = INPUT("key_bias", key_bias, REAL_ARRAY, "BSH", "BTH"),
-    [SLOPE] = INPUT("slope", slope, REAL_VECTOR, "H", "H"),
-    [SINK] = INPUT("sink_bias", sink, REAL_VECTOR, "H", "H"),
-    [RIDGE_OF_ROWS] = INPUT("ridge", ridge, RIDGE, "?", "?"),
-    [STATE_IN] = INPUT("initial_state", state_in, REAL_ARRAY, "NHRK", "NVRK"),
-    [GRAD_O] = { "grad_o", "grad_o", ARRAY, ARGS(grad_o), "BTHD", "BTVD", 0, NULL },
+    [Q] = INPUT("q", q, ARRAY, "BTHK", "BTHK", "BTHK"),
+    [K] = INPUT("k", k, ARRAY, "BSGK", "BTHK", "BTGK"),
+    [V] = INPUT("v", v, ARRAY, "BSGD", "BTVD", "BTGD"),
+    [PROBE] = INPUT("probe", probe, ARRAY, "BTHK", "BTHK", "BTHK"),
+    [W] = INPUT("w", w, ARRAY, "BSGK", "BTHK", "BTGK"),
+    [G] = INPUT("g", log_decay, REAL_ARRAY, "BSH", "?", "?"),
+    [BETA] = INPUT("beta", beta, REAL_ARRAY, "BSG", "BTV", "BTH"),
+    [KEY_BIAS] = INPUT("key_bias", key_bias, REAL_ARRAY, "BSH", "BTH", "BTH"),
+    [SLOPE] = INPUT("slope", slope, REAL_VECTOR, "H", "H", "H"),
+    [SINK] = INPUT("sink_bias", sink, REAL_VECTOR, "H", "H", "H"),
+    [RIDGE_OF_ROWS] = INPUT("ridge", ridge, RIDGE, "?", "?", "?"),
+    [STATE_IN] = INPUT("initial_state", state_in, REAL_ARRAY, "NHRK", "NVRK", "NFRM"),
+    [LINEAR_G] = LINEAR_INPUT("linear_g", log_decay, REAL_ARRAY, "?"),
+    [LINEAR_BETA] = LINEAR_INPUT("linear_beta", beta, REAL_ARRAY, "BTV"),
+    [LINEAR_RIDGE] = LINEAR_INPUT("linear_ridge", ridge, RIDGE, "?"),
+    [Z] = INPUT("z", z, REAL_ARRAY, "FMK", "FMK", "FMK"),
+    [LOG_ALPHA] = INPUT("log_alpha", log_alpha, REAL_ARRAY, "FM", "FM", "FM"),
+    [SHIFT] = FIXED("shift", shift, "FK"),
+    [BALANCE] = FIXED("balance", balance, "FJK"),
+    [BALANCE_KEYS] = FIXED("balance_keys", balance_keys, "FJK"),
+    [GRAD_O] = { "grad_o", "grad_o", ARRAY, ARGS(grad_o), "BTHD", "BTVD", "BTHD", 0, NULL },
     [GRAD_STATE] = { "grad_final_state", "grad_state_out", REAL_ARRAY, ARGS(grad_state_out), "NHRK", "NVRK",
-                     0, NULL },
-    [CU_SEQLENS] = { "cu_seqlens", "cu_q", SPECIAL, 0, NULL, NULL, 0, NULL },
-    [SAVED_IN] = { "saved", "saved", SPECIAL, 0, NULL, NULL, 0, NULL },
-    [WANTED_GRADIENTS] = { "wanted", "wanted", SPECIAL, 0, NULL, NULL, 0, NULL },
-    [POSITIONS] = { "positions", "positions", SPECIAL, 0, NULL, NULL, 0, NULL },
+                     "NFRM", 0, NULL },
+    [CU_SEQLENS] = OTHER("cu_seqlens", "cu_q", SPECIAL, 0),
+    [SAVED_IN] = OTHER("saved", "saved", SPECIAL, 0),
+    [WANTED_GRADIENTS] = OTHER("wanted", "wanted", SPECIAL, 0),
+    [POSITIONS] = OTHER("positions", "positions", SPECIAL, 0),
+    [LINEAR] = OTHER("linear", "linear", SPECIAL, 0),
     [OPTIONS] = OPTION("scale", scale, REAL, NULL),
     OPTION("soft_cap", soft_cap, REAL, NULL),
     OPTION("window_size", window, SIZE, NULL),
@@ -46,13 +67,19 @@ const parameter PARAMETERS[COUNT] = {
     OPTION("score", score, NAME, name_score),
     OPTION("ridge_unit", ridge_unit, NAME, name_ridge_unit),
     OPTION("feature_map", feature_map, NAME, name_feature_map),
-    OPTION("backend", backend, NAME, name_backend),
-    { "keys", "keys", SIZE, offsetof(call, keys), NULL, NULL, 0, NULL },
-    { "max_seqlen", "max_seqlen", SIZE, offsetof(call, max_seqlen), NULL, NULL, 0, NULL },
-    { "stream", "stream", SIZE, offsetof(call, stream), NULL, NULL, 0, NULL },
-    [O] = { "o", "o", WANTED, ARGS(o), "BTHD", "BTVD", 0, NULL },
-    [STATE_OUT] = { "output_final_state", "state_out", WANTED, ARGS(state_out), "NHRK", "NVRK", 0, NULL },
-    [LSE] = { "return_lse", "lse", WANTED, ARGS(lse), "BTH", "BTH", 0, NULL },
-    [INFO] = { "return_info", "info", WANTED, ARGS(info), "BTH", "BTV", 0, NULL },
-    [SAVED_OUT] = { "save", "saved", WANTED, ARGS(saved), NULL, NULL, 0, NULL },
+    [BACKEND] = OPTION("backend", backend, SPECIAL, NULL),
+    [KEYS] = OTHER("keys", "keys", SIZE, offsetof(call, keys)),
+    OTHER("max_seqlen", "max_seqlen", SIZE, offsetof(call, max_seqlen)),
+    OTHER("stream", "stream", SIZE, offsetof(call, stream)),
+    OPTION("features_shared", features_shared, FLAG, NULL),
+    OTHER("linear_scale", "scale", REAL, offsetof(call, linear.scale)),
+    [O] = { "o", "o", WANTED, ARGS(o), "BTHD", "BTVD", "BTHD", 0, NULL },
+    [STATE_OUT] = { "output_final_state", "state_out", WANTED, ARGS(state_out), "NHRK", "NVRK", "NFRM", 0,
+                    NULL },
+    [LSE] = { "return_lse", "lse", WANTED, ARGS(lse), "BTH", "BTH", "BTH", 0, NULL },
+    [PROBE_USED] = { "return_probe", "rho", WANTED, ARGS(rho), "BTHK", "BTHK", "BTHK", 0, NULL },
+    [WEIGHTS] = { "return_weights", "weights", WANTED, ARGS(weights), "BTHS", "BTHT", "BTHT", 0, NULL },
+    [INFO] = { "return_info", "info", WANTED, ARGS(info), "BTH", "BTV", "BTH", 0, NULL },
+    [LINEAR_INFO] = { "linear_info", "info", WANTED, LINEAR_ARGS(info), "BTH", NULL, NULL, 0, NULL },
+    [SAVED_OUT] = OTHER("save", "saved", WANTED, ARGS(saved)),
 };

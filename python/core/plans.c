@@ -8,7 +8,36 @@ void release_plan(cached_plan *plan)
 {
     if (!plan || --plan->owners > 0) return;
     loam_plan_destroy(plan->plan);
+    loam_interpolation_destroy(plan->interpolation);
     free(plan);
+}
+
+static bool is_of(const cached_plan *plan, const call *c)
+{
+    /* Unlike padding would only make a plan once more. */
+    return memcmp((const char *)&plan->problem, (const char *)&c->problem, sizeof plan->problem) == 0 &&
+           memcmp((const char *)&plan->linear, (const char *)&c->linear, sizeof plan->linear) == 0;
+}
+
+static loam_status make_plan(cached_plan *to, const call *c, loam_error *error)
+{
+    memcpy(&to->problem, &c->problem, sizeof to->problem);
+    memcpy(&to->linear, &c->linear, sizeof to->linear);
+    const loam_plan *states = NULL;
+    if (is_interpolation(c)) {
+        if (loam_interpolation_create(&to->interpolation, &c->problem, &c->linear, error))
+            return error->status;
+        states = loam_interpolation_recurrent(to->interpolation);
+        to->work_bytes = loam_interpolation_work_bytes(to->interpolation);
+        to->saved_bytes = loam_interpolation_saved_bytes(to->interpolation);
+    } else {
+        if (loam_plan_create(&to->plan, &c->problem, error)) return error->status;
+        states = to->plan;
+        to->work_bytes = loam_plan_work_bytes(to->plan);
+        to->saved_bytes = loam_plan_saved_bytes(to->plan);
+    }
+    to->state_rows = loam_plan_state_rows(states);
+    return LOAM_OK;
 }
 
 cached_plan *find_plan(const call *c)
@@ -21,8 +50,7 @@ cached_plan *find_plan(const call *c)
             oldest = i;
             break;
         }
-        /* Unlike padding would only make a plan once more. */
-        if (memcmp((const char *)&plan->problem, (const char *)&c->problem, sizeof plan->problem) == 0) {
+        if (is_of(plan, c)) {
             plan->used = ++module->clock;
             plan->owners++;
             return plan;
@@ -32,12 +60,11 @@ cached_plan *find_plan(const call *c)
     cached_plan *plan = calloc(1, sizeof *plan);
     if (!plan) return (cached_plan *)PyErr_NoMemory();
     loam_error error;
-    if (loam_plan_create(&plan->plan, &c->problem, &error)) {
+    if (make_plan(plan, c, &error)) {
         free(plan);
         raise_status(c, &error);
         return NULL;
     }
-    memcpy(&plan->problem, &c->problem, sizeof plan->problem);
     plan->used = ++module->clock;
     plan->owners = 2;
     release_plan(module->plans[oldest]);

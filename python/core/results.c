@@ -11,7 +11,8 @@ static bool make_output(call *c, int i, const char *axes, PyObject *element, siz
     int n = 0;
     for (; axes[n]; n++)
         shape[n] = c->size[(int)axes[n]];
-    if (i == INFO && is_tensors(c)) shape[n++] = sizeof(loam_row_info) / sizeof(int32_t);
+    if ((i == INFO || i == LINEAR_INFO) && is_tensors(c))
+        shape[n++] = sizeof(loam_row_info) / sizeof(int32_t);
     void *data;
     c->out[i] = make_array(c, shape, n, element, &data);
     if (!c->out[i]) return false;
@@ -28,9 +29,8 @@ static bool make_output(call *c, int i, const char *axes, PyObject *element, siz
 static void free_saved(PyObject *capsule) { free(PyCapsule_GetPointer(capsule, "loam.saved")); }
 
 /* What a forward keeps for its backward: a tensor of bytes, or memory in a capsule. */
-static bool make_saved(call *c, const loam_plan *plan)
+static bool make_saved(call *c, size_t bytes)
 {
-    size_t bytes = loam_plan_saved_bytes(plan);
     if (bytes && !PyBool_Check(c->value[SAVED_OUT])) {
         /* A size that the caller knows without a plan. */
         const size_t room = PyLong_AsSize_t(c->value[SAVED_OUT]);
@@ -60,19 +60,29 @@ static bool make_saved(call *c, const loam_plan *plan)
     return true;
 }
 
-bool make_outputs(call *c, const loam_plan *plan)
+/* What the data of an output are. */
+static PyObject *element_of_output(const call *c, int i)
 {
+    if (i == O) return c->element;
+    return i == INFO || i == LINEAR_INFO ? c->maker->row_info : element_of(c, REAL_ARRAY);
+}
+
+bool make_outputs(call *c, const cached_plan *plan)
+{
+    if (is_interpolation(c)) c->value[LINEAR_INFO] = c->value[INFO];
     for (int i = O; i < COUNT; i++) {
         const int wanted = i == O ? 1 : c->value[i] ? PyObject_IsTrue(c->value[i]) : 0;
         if (wanted < 0) return false;
         if (!wanted) continue;
+        if (i == WEIGHTS && c->packed) {
+            PyErr_SetString(PyExc_ValueError, "return_weights: True, expected False with cu_seqlens");
+            return false;
+        }
         if (i == SAVED_OUT) {
-            if (!make_saved(c, plan)) return false;
+            if (!make_saved(c, plan->saved_bytes)) return false;
             continue;
         }
-        const parameter *p = &PARAMETERS[i];
-        PyObject *element = i == O ? c->element : i == INFO ? c->maker->row_info : element_of(c, REAL_ARRAY);
-        if (!make_output(c, i, is_recurrent(c) ? p->recurrent : p->local, element, p->offset, false))
+        if (!make_output(c, i, named_axes(c, i), element_of_output(c, i), PARAMETERS[i].offset, false))
             return false;
     }
     return true;
@@ -82,7 +92,7 @@ bool make_gradients(call *c)
 {
     PyObject *wanted = c->value[WANTED_GRADIENTS];
     if (!wanted || !PyTuple_Check(wanted) || PyTuple_Size(wanted) != INPUTS)
-        return refuse_type(WANTED_GRADIENTS, wanted ? wanted : Py_None, "12 flags");
+        return refuse_type(WANTED_GRADIENTS, wanted ? wanted : Py_None, "17 flags");
     for (int i = 0; i < INPUTS; i++) {
         const parameter *p = &PARAMETERS[i];
         if (PyTuple_GetItem(wanted, i) != Py_True || !c->axes[i]) continue;
@@ -105,7 +115,8 @@ static bool turn_state(call *c, int i)
 PyObject *results(call *c)
 {
     if (!turn_state(c, STATE_OUT)) return NULL;
-    if (!c->out[STATE_OUT] && is_recurrent(c)) c->out[STATE_OUT] = Py_NewRef(Py_None);
+    if (!c->out[STATE_OUT] && (is_recurrent(c) || is_interpolation(c)))
+        c->out[STATE_OUT] = Py_NewRef(Py_None);
     Py_ssize_t n = 0;
     for (int i = O; i < COUNT; i++)
         n += c->out[i] != NULL;

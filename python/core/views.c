@@ -55,8 +55,9 @@ static loam_const_view view_of(const void *data, const char *axes, const Py_ssiz
     for (int a = 0; axes[a]; a++) {
         const int64_t elements = stride[a] / bytes;
         if (strchr("BN", axes[a])) view.batch = elements;
-        if (strchr("HGV", axes[a])) view.head = elements;
-        if (strchr("TSR", axes[a])) view.token = elements;
+        if (strchr("HGVF", axes[a])) view.head = elements;
+        /* Features are rows of z and channels of all else; keys are channels of the weights. */
+        if (strchr("TRJ", axes[a]) || (strchr("SM", axes[a]) && axes[a + 1])) view.token = elements;
     }
     return view;
 }
@@ -71,15 +72,21 @@ loam_const_view dense_view(const call *c, const char *axes, const void *data)
     return view_of(data, axes, stride, 1);
 }
 
+const char *named_axes(const call *c, int i)
+{
+    const parameter *p = &PARAMETERS[i];
+    return has_features(c) ? p->features : is_recurrent(c) ? p->recurrent : p->local;
+}
+
 /* Axes of a ridge by its number of axes, and of a log decay by the mechanism. */
 static const char *axes_of(call *c, int i, int n)
 {
-    const parameter *p = &PARAMETERS[i];
-    const char *axes = is_recurrent(c) ? p->recurrent : p->local;
+    const char *axes = named_axes(c, i);
     if (*axes != '?') return axes;
-    if (p->kind != RIDGE) {
+    const bool is_linear = i == LINEAR_G || i == LINEAR_RIDGE;
+    if (PARAMETERS[i].kind != RIDGE) {
         const char *of_decay[] = { "BTV", "V", "BTV", "BTVK" };
-        return of_decay[c->info.log_decay];
+        return of_decay[is_linear ? c->linear_info.log_decay : c->info.log_decay];
     }
     static const struct {
         const char *axes;
@@ -90,8 +97,9 @@ static const char *axes_of(call *c, int i, int n)
                   { "BTH", LOAM_RIDGE_TOKEN },
                   { "BTHK", LOAM_RIDGE_CHANNEL } };
     const int row = n > AXES ? 1 : n;
-    c->problem.ridge_axes = local[row].name;
-    if (!is_recurrent(c)) return local[row].axes;
+    loam_problem *of = is_linear ? &c->linear : &c->problem;
+    of->ridge_axes = local[row].name;
+    if (!is_linear && !is_recurrent(c)) return local[row].axes;
     return row == 1 ? "V" : row == 2 ? "VK" : local[row].axes;
 }
 
@@ -104,7 +112,7 @@ bool read_array(call *c, int i)
     const char *axes = c->axes[i] = axes_of(c, i, x.axes);
     if (!read_shape(c, i, axes, &x)) return false;
     const size_t n = strlen(axes);
-    const bool contiguous = p->kind == REAL_VECTOR || (n && strchr("KD", axes[n - 1]));
+    const bool contiguous = p->kind == REAL_VECTOR || (n && strchr("KDM", axes[n - 1]));
     if (!is_readable(&x, contiguous)) {
         if (is_tensors(c) && strchr(axes, 'R')) {
             /* A contiguous copy has the order of the tensor, not that of the rows. */

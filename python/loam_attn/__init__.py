@@ -16,9 +16,12 @@ initial_state       [N, HV, K, R]: where a recurrence begins, N = B where not pa
                     `normalize`, K more for mesa. None: 0.
 output_final_state  recurrences return (o, state) always; the state is None without this.
 return_lse          one more result: log sum exp of each row's scores, [B, T, H], without gradients.
+return_probe        one more result: the probe that each row used, [B, T, H, K].
+return_weights      one more result: the weight of each key in each row, [B, T, H, S]; for small inputs.
 return_info         one more result: how each row was solved, [B, T, H], with fields code (0: well,
                     1: no visible key, 2: singular), solver, iterations, residual.
-backend             "auto", "cpu", "reference" (float64 from the equations, slow); on a GPU "auto" or "cuda".
+backend             "auto", "cpu", "reference" (float64 from the equations, slow); on a GPU "auto" or "cuda";
+                    or the name of one of kernels(), for its pass.
 
 ValueError says which argument is wrong, what was found and what was expected; TypeError likewise of types.
 """
@@ -29,8 +32,17 @@ from loam_attn import _core
 from loam_attn._core import get_num_threads, set_num_threads
 from loam_attn.cache import Cache
 from loam_attn.gradients import vjp
-from loam_attn.local import forgetting_attention, lla, parallax, path_attention, softmax_attention
+from loam_attn.listing import Kernel, Mechanism, cpu_features, kernels, mechanisms
+from loam_attn.local import (
+    forgetting_attention,
+    interpolation,
+    lla,
+    parallax,
+    path_attention,
+    softmax_attention,
+)
 from loam_attn.positions import rope
+from loam_attn.projections import projection
 from loam_attn.recurrent import (
     delta_rule,
     gated_delta_rule,
@@ -45,17 +57,24 @@ from loam_attn.recurrent import (
 __version__: str = _core.version
 __all__ = [
     "Cache",
+    "Kernel",
+    "Mechanism",
+    "cpu_features",
     "delta_rule",
     "forgetting_attention",
     "gated_delta_rule",
     "get_num_threads",
     "gla",
+    "interpolation",
     "kda",
+    "kernels",
     "linear_attention",
     "lla",
+    "mechanisms",
     "mesa",
     "parallax",
     "path_attention",
+    "projection",
     "retention",
     "rope",
     "set_num_threads",

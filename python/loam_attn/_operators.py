@@ -10,11 +10,21 @@ import torch
 from torch import Tensor
 
 from loam_attn import _core
-from loam_attn._torch import RECURRENT, gradients, on_device
+from loam_attn._torch import (
+    FIXED,
+    RECURRENT,
+    RIDGES,
+    gradients,
+    has_state,
+    heads_of,
+    needs_gradients,
+    on_device,
+)
 from loam_attn.gradients import INPUTS
 
 OPTIONS = {
     "ridge_number": "float?",
+    "linear_ridge_number": "float?",
     "scale": "float?",
     "soft_cap": "float?",
     "window_size": "int?",
@@ -23,20 +33,28 @@ OPTIONS = {
     "score": "str?",
     "ridge_unit": "str?",
     "feature_map": "str?",
+    "features_shared": "bool?",
+    "linear": "str?",
+    "linear_scale": "float?",
     "backend": "str?",
 }
+# Tensors without gradients.
+_READ = (*FIXED, "cu_seqlens")
 _CALL = ", ".join(
     ["str mechanism"]
     + [f"Tensor{'' if name in 'qkv' else '?'} {name}" for name in INPUTS]
-    + ["Tensor? cu_seqlens"]
+    + [f"Tensor? {name}" for name in _READ]
     + [f"{kind} {name}" for name, kind in OPTIONS.items()]
 )
-_NAMES = (*INPUTS, "cu_seqlens", *OPTIONS)
+_NAMES = (*INPUTS, *_READ, *OPTIONS)
+_TENSORS = len(INPUTS) + len(_READ)
 _ARGS = 1 + len(_NAMES)
-_FLAGS = ("output_final_state", "return_lse", "return_info", "save")
+_FLAGS = ("output_final_state", "return_lse", "return_probe", "return_weights", "return_info", "save")
 
 _library = torch.library.Library("loam", "DEF")
-_library.define(f"forward({_CALL}, bool state, bool lse, bool info, bool save) -> Tensor[]")
+_library.define(
+    f"forward({_CALL}, bool state, bool lse, bool rho, bool weights, bool info, bool save) -> Tensor[]"
+)
 _library.define(
     f"backward({_CALL}, Tensor? saved, Tensor grad_o, Tensor? grad_state, bool[] wanted) -> Tensor[]"
 )
@@ -44,25 +62,29 @@ _library.define(
 
 def _values(args: tuple[Any, ...]) -> dict[str, Any]:
     values = dict(zip(_NAMES, args[1:_ARGS]))
-    number = values.pop("ridge_number")
-    if number is not None:
-        values["ridge"] = number
+    for name in RIDGES:
+        number = values.pop(f"{name}_number")
+        if number is not None:
+            values[name] = number
     return values
 
 
-def _saved_bytes(q: Tensor, v: Tensor) -> int:
-    """Room for a mean key, a mean value, a probe and a log-sum-exp of each row, whatever their alignment. A
-    plan would say less, but only for sizes that are numbers, and not for symbols of torch.compile."""
+def _saved_bytes(values: dict[str, Any]) -> int:
+    """Room for a mean key, a mean value, a probe and a log-sum-exp of each row, whatever their alignment;
+    on a recurrence for another mean key and what it is read at. A plan would say less, but only for sizes
+    that are numbers, and not for symbols of torch.compile."""
+    q, v = values["q"], values["v"]
     real = 8 if q.dtype == torch.float64 else 4
     batch, tokens, heads, channels = q.shape
-    return batch * tokens * heads * (1 + 2 * channels + v.shape[3]) * real + 1024
+    keys = 2 if values["linear"] is None else 4
+    return batch * tokens * heads * (1 + keys * channels + v.shape[3]) * real + 1024
 
 
 def _forward(*args: Any) -> list[Tensor]:
-    """o, the state of a recurrence where it is wanted, log-sum-exp, info, saved: those that are wanted."""
+    """o, state, log-sum-exp, probe, weights, info, saved: those that are wanted."""
     values = {**_values(args), **dict(zip(_FLAGS, args[_ARGS:]))}
     if values["save"] and args[0] not in RECURRENT:
-        values["save"] = _saved_bytes(values["q"], values["v"])
+        values["save"] = _saved_bytes(values)
     results = on_device(_core.run, args[0], values)
     return [x for x in (results if isinstance(results, tuple) else (results,)) if x is not None]
 
@@ -78,25 +100,39 @@ for _kind in "CPU", "CUDA":
     _library.impl("backward", _backward, _kind)
 
 
+def _state_shape(mechanism: str, values: dict[str, Any]) -> tuple[int, int, int]:
+    """Heads, rows and channels of a state, as the library lays it out."""
+    z, channels, rows = values["z"], values["k"].shape[3], values["v"].shape[3]
+    if z is not None:
+        return z.shape[0], rows + 2, z.shape[1]
+    if "mesa" in (mechanism, values["linear"]):
+        rows += channels
+    return heads_of(mechanism, values), rows + (1 if values["normalize"] else 0), channels
+
+
 @torch.library.register_fake("loam::forward", lib=_library)
 def _(*args: Any) -> list[Tensor]:
-    mechanism, values, (state, lse, info, save) = args[0], _values(args), args[_ARGS:]
-    q, k, v = values["q"], values["k"], values["v"]
+    mechanism, values, (state, lse, probe, weights, info, save) = args[0], _values(args), args[_ARGS:]
+    q, v = values["q"], values["v"]
     batch, tokens = q.shape[:2]
-    rows = (batch, tokens, (v if mechanism in RECURRENT else q).shape[2])
+    rows = (batch, tokens, heads_of(mechanism, values))
     real = torch.float64 if q.dtype == torch.float64 else torch.float32
     results = [q.new_empty((*rows, v.shape[3]))]
     if state:
         ends = values["cu_seqlens"]
         n = batch if ends is None else ends.shape[0] - 1
-        more = (1 if values["normalize"] else 0) + (q.shape[3] if mechanism == "mesa" else 0)
-        results.append(q.new_empty((n, rows[2], v.shape[3] + more, q.shape[3]), dtype=real).transpose(2, 3))
+        results.append(q.new_empty((n, *_state_shape(mechanism, values)), dtype=real).transpose(2, 3))
     if lse:
         results.append(q.new_empty(rows, dtype=real))
+    if probe:
+        results.append(q.new_empty(q.shape, dtype=real))
+    if weights:
+        results.append(q.new_empty((*rows, values["k"].shape[1]), dtype=real))
     if info:
-        results.append(q.new_empty((*rows, 4), dtype=torch.int32))
+        for _ in range(1 if values["linear"] is None else 2):
+            results.append(q.new_empty((*rows, 4), dtype=torch.int32))
     if save and mechanism not in RECURRENT:
-        results.append(q.new_empty((_saved_bytes(q, v),), dtype=torch.uint8))
+        results.append(q.new_empty((_saved_bytes(values),), dtype=torch.uint8))
     return results
 
 
@@ -125,9 +161,9 @@ class Operation(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         mechanism, state, save = inputs[0], inputs[_ARGS], inputs[-1]
         saved = output[-1] if save and mechanism not in RECURRENT else None
-        ctx.save_for_backward(*inputs[1 : 2 + len(INPUTS)], saved)
+        ctx.save_for_backward(*inputs[1 : 1 + _TENSORS], saved)
         ctx.mark_non_differentiable(*output[2 if state else 1 :])
-        ctx.mechanism, ctx.options, ctx.state = mechanism, inputs[2 + len(INPUTS) : _ARGS], state
+        ctx.mechanism, ctx.options, ctx.state = mechanism, inputs[1 + _TENSORS : _ARGS], state
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -137,11 +173,13 @@ class Operation(torch.autograd.Function):
         grad_state = grads[1] if ctx.state else None
         found = iter(torch.ops.loam.backward(*call, saved, grads[0], grad_state, wanted))
         inputs = [next(found) if want else None for want in wanted]
-        return (None, *inputs, *[None] * (1 + len(OPTIONS) + len(_FLAGS)))
+        return (None, *inputs, *[None] * (len(_READ) + len(OPTIONS) + len(_FLAGS)))
 
 
 def _has_batch(name: str, axes: int) -> bool:
-    return name not in ("slope", "sink_bias") and (name not in ("g", "ridge") or axes > 2)
+    if name in ("slope", "sink_bias", "linear_ridge", "z", "log_alpha", *FIXED):
+        return False
+    return name not in ("g", "ridge", "linear_g") or axes > 2
 
 
 def _fold(name: str, x: Tensor, axis: int | None, n: int) -> Tensor:
@@ -153,10 +191,10 @@ def _fold(name: str, x: Tensor, axis: int | None, n: int) -> Tensor:
 
 
 def _fold_call(n: int, in_dims: Any, args: tuple[Any, ...]) -> list[Any]:
-    if args[1 + len(INPUTS)] is not None:
+    if args[_TENSORS] is not None:
         raise ValueError("cu_seqlens: packed sequences have no batch axis, which vmap would need")
     folded = list(args)
-    for i, name in enumerate(INPUTS, 1):
+    for i, name in enumerate((*INPUTS, *FIXED), 1):
         if args[i] is not None:
             folded[i] = _fold(name, args[i], in_dims[i], n)
     return folded
@@ -193,21 +231,20 @@ def _(info: Any, in_dims: Any, *args: Any) -> Any:
 def run(mechanism: str, values: dict[str, Any]) -> tuple[Any, ...]:
     """A call through the operator, with its results as those of _core.run."""
     values = dict(values)
-    ridge = values.get("ridge")
-    if ridge is not None and not isinstance(ridge, Tensor):
-        values["ridge"], values["ridge_number"] = None, float(ridge)
+    for name in RIDGES:
+        ridge = values.get(name)
+        if ridge is not None and not isinstance(ridge, Tensor):
+            values[name], values[f"{name}_number"] = None, float(ridge)
     differentiable = torch.is_grad_enabled() and (
-        torch._C._are_functorch_transforms_active()
-        or any(isinstance(x, Tensor) and x.requires_grad for x in values.values())
+        needs_gradients(values) or torch._C._are_functorch_transforms_active()
     )
-    flags = [bool(values.get(name)) for name in _FLAGS[:3]]
+    flags = [bool(values.get(name)) for name in _FLAGS[:-1]]
     call = [values.get(name) for name in _NAMES]
     operation = Operation.apply if differentiable else torch.ops.loam.forward
     results = list(operation(mechanism, *call, *flags, differentiable))
     if differentiable and mechanism not in RECURRENT:
         results.pop()
-    first = 2 if mechanism in RECURRENT else 1
-    if first == 2 and not flags[0]:
+    if has_state(mechanism, values) and not flags[0]:
         results.insert(1, None)
     return tuple(results)
 

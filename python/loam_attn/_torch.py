@@ -12,6 +12,12 @@ from torch import Tensor
 from loam_attn import _core
 from loam_attn.gradients import INPUTS
 
+PLACES = {name: i for i, name in enumerate(INPUTS)}
+# Arrays or numbers.
+RIDGES = ("ridge", "linear_ridge")
+# Arrays without gradients.
+FIXED = ("shift", "balance", "balance_keys")
+
 _core.use_torch(torch)
 _PLAIN = (Tensor, torch.nn.Parameter)
 _LOW = ("q", "k", "v", "probe", "w")
@@ -30,6 +36,17 @@ class Info(NamedTuple):
 def info_of(rows: Tensor) -> Info:
     code, solver, iterations, residual = rows.unbind(-1)
     return Info(code, solver, iterations, residual.view(torch.float32))
+
+
+def has_state(mechanism: str, values: dict[str, Any]) -> bool:
+    """Whether a state is the second of the results: of recurrences, and of interpolation on one."""
+    return mechanism in RECURRENT or values.get("linear") is not None
+
+
+def heads_of(mechanism: str, values: dict[str, Any]) -> int:
+    """How many heads o has."""
+    of = "v" if mechanism in RECURRENT and values.get("z") is None else "q"
+    return values[of].shape[2]
 
 
 def on_device(pass_: Any, mechanism: str, values: dict[str, Any]) -> Any:
@@ -51,21 +68,17 @@ def on_device(pass_: Any, mechanism: str, values: dict[str, Any]) -> Any:
         return pass_(mechanism, stream=stream, **values)
 
 
-def _together(options: dict[str, Any], inputs: Any) -> dict[str, Any]:
-    return {**options, **{name: x for name, x in zip(INPUTS, inputs) if x is not None}}
-
-
 class Attention(torch.autograd.Function):
     """A forward that keeps what its backward needs."""
 
     @staticmethod
-    def forward(ctx: Any, mechanism: str, options: dict[str, Any], *inputs: Tensor | None) -> Any:
-        values = _together(options, inputs)
-        *results, saved = on_device(_core.run, mechanism, {**values, "save": True})
-        ctx.mechanism, ctx.options = mechanism, options
+    def forward(ctx: Any, mechanism: str, options: dict[str, Any], names: list[str], *inputs: Tensor) -> Any:
+        values = {**options, **dict(zip(names, inputs)), "save": True}
+        *results, saved = on_device(_core.run, mechanism, values)
+        ctx.mechanism, ctx.options, ctx.names = mechanism, options, names
         ctx.save_for_backward(*inputs, saved)
         ctx.set_materialize_grads(False)
-        first = 2 if mechanism in RECURRENT else 1
+        first = 2 if has_state(mechanism, options) else 1
         ctx.mark_non_differentiable(*results[first:])
         return tuple(results)
 
@@ -73,10 +86,12 @@ class Attention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_o: Tensor | None, *rest: Tensor | None) -> Any:
         *inputs, saved = ctx.saved_tensors
-        grad_state = rest[0] if ctx.mechanism in RECURRENT else None
-        values = _together(ctx.options, inputs)
-        wanted = ctx.needs_input_grad[2:]
-        return None, None, *gradients(ctx.mechanism, values, saved, grad_o, grad_state, wanted)
+        grad_state = rest[0] if has_state(ctx.mechanism, ctx.options) else None
+        values = {**ctx.options, **dict(zip(ctx.names, inputs))}
+        asked = dict(zip(ctx.names, ctx.needs_input_grad[3:]))
+        wanted = tuple(asked.get(name, False) for name in INPUTS)
+        grads = gradients(ctx.mechanism, values, saved, grad_o, grad_state, wanted)
+        return None, None, None, *(grads[PLACES[name]] for name in ctx.names)
 
 
 def gradients(
@@ -89,7 +104,7 @@ def gradients(
 ) -> tuple[Tensor | None, ...]:
     if grad_o is None:
         q, v = values["q"], values["v"]
-        grad_o = q.new_zeros((*q.shape[:2], (v if mechanism in RECURRENT else q).shape[2], v.shape[3]))
+        grad_o = q.new_zeros((*q.shape[:2], heads_of(mechanism, values), v.shape[3]))
     values.update(saved=saved, grad_o=grad_o, grad_final_state=grad_state, wanted=wanted)
     return on_device(_core.backward, mechanism, values)
 
@@ -103,8 +118,12 @@ def _cast(values: dict[str, Any], kind: str) -> dict[str, Any]:
     return cast
 
 
-def _needs_gradients(values: dict[str, Any]) -> bool:
-    return any(isinstance(x, Tensor) and x.requires_grad for x in values.values())
+def needs_gradients(values: dict[str, Any]) -> bool:
+    needing = [n for n, x in values.items() if x is not None and isinstance(x, Tensor) and x.requires_grad]
+    for name in FIXED:
+        if name in needing:
+            raise ValueError(f"{name}: requires a gradient and has none, expected a tensor without")
+    return bool(needing)
 
 
 def _is_traced(q: Any) -> bool:
@@ -118,7 +137,7 @@ def _is_traced(q: Any) -> bool:
 
 def without_gradients(values: dict[str, Any]) -> dict[str, Any]:
     """Arguments of a call with a cache, as autocast has them."""
-    if torch.is_grad_enabled() and _needs_gradients(values):
+    if torch.is_grad_enabled() and needs_gradients(values):
         raise ValueError("cache: has no gradients; call under torch.no_grad() or torch.inference_mode()")
     kind = values["q"].device.type
     return _cast(values, kind) if torch.is_autocast_enabled(kind) else values
@@ -126,7 +145,8 @@ def without_gradients(values: dict[str, Any]) -> dict[str, Any]:
 
 def _as_asked(results: Any, values: dict[str, Any]) -> Any:
     if values.get("return_info"):
-        results = (*results[:-1], info_of(results[-1]))
+        rows = 1 if values.get("linear") is None else 2
+        results = (*results[:-rows], *map(info_of, results[-rows:]))
     return results[0] if isinstance(results, tuple) and len(results) == 1 else results
 
 
@@ -141,12 +161,10 @@ def run(mechanism: str, values: dict[str, Any]) -> Any:
         from loam_attn import _operators
 
         return _as_asked(_operators.run(mechanism, values), values)
-    if torch.is_grad_enabled() and _needs_gradients(values):
-        inputs = [values.pop(name, None) for name in INPUTS]
-        if not isinstance(inputs[10], Tensor):
-            # A ridge that is a number.
-            values["ridge"], inputs[10] = inputs[10], None
-        return _as_asked(Attention.apply(mechanism, values, *inputs), values)
+    if torch.is_grad_enabled() and needs_gradients(values):
+        names = [n for n, x in values.items() if x is not None and n in PLACES and isinstance(x, Tensor)]
+        inputs = [values.pop(name) for name in names]
+        return _as_asked(Attention.apply(mechanism, values, names, *inputs), values)
     return _as_asked(on_device(_core.run, mechanism, values), values)
 
 

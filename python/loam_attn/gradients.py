@@ -23,8 +23,13 @@ INPUTS = (
     "sink_bias",
     "ridge",
     "initial_state",
+    "linear_g",
+    "linear_beta",
+    "linear_ridge",
+    "z",
+    "log_alpha",
 )
-_RESULTS = ("output_final_state", "return_lse", "return_info")
+_RESULTS = ("output_final_state", "return_lse", "return_probe", "return_weights", "return_info")
 
 
 def vjp(

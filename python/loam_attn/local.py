@@ -10,7 +10,7 @@ import numpy as np
 
 from loam_attn._run import run as _run
 from loam_attn.cache import Cache
-from loam_attn._types import Array
+from loam_attn._types import Array, retnet_decay
 
 
 def softmax_attention(
@@ -31,6 +31,7 @@ def softmax_attention(
     cache: Cache | None = None,
     backend: str | None = None,
     return_lse: bool = False,
+    return_weights: bool = False,
     return_info: bool = False,
 ) -> Array | tuple[Array, ...]:
     """Softmax attention: fits a constant around each query.
@@ -64,6 +65,7 @@ def softmax_attention(
         cache=cache,
         backend=backend,
         return_lse=return_lse,
+        return_weights=return_weights,
         return_info=return_info,
     )
 
@@ -86,6 +88,8 @@ def parallax(
     cache: Cache | None = None,
     backend: str | None = None,
     return_lse: bool = False,
+    return_probe: bool = False,
+    return_weights: bool = False,
     return_info: bool = False,
 ) -> Array | tuple[Array, ...]:
     """Parallax: softmax attention with a correction by `probe`, the slope of a line that is given.
@@ -117,6 +121,8 @@ def parallax(
         cache=cache,
         backend=backend,
         return_lse=return_lse,
+        return_probe=return_probe,
+        return_weights=return_weights,
         return_info=return_info,
     )
 
@@ -140,6 +146,8 @@ def lla(
     cache: Cache | None = None,
     backend: str | None = None,
     return_lse: bool = False,
+    return_probe: bool = False,
+    return_weights: bool = False,
     return_info: bool = False,
 ) -> Array | tuple[Array, ...]:
     """Local Linear Attention: fits an affine function around each query, by a solve for each row.
@@ -149,9 +157,11 @@ def lla(
 
     >>> rng = np.random.default_rng(0)
     >>> q, k, v = rng.standard_normal((3, 2, 16, 4, 8), "float32")
-    >>> o, info = lla(q, k, v, ridge=0.5, return_info=True)
-    >>> o.shape, info.shape, int(info["code"].max())
-    ((2, 16, 4, 8), (2, 16, 4), 0)
+    >>> o, weights, info = lla(q, k, v, ridge=0.5, return_weights=True, return_info=True)
+    >>> o.shape, weights.shape, info.shape, int(info["code"].max())
+    ((2, 16, 4, 8), (2, 16, 4, 16), (2, 16, 4), 0)
+    >>> bool(np.allclose(weights.sum(-1), 1, atol=1e-4))
+    True
     """
     return _run(
         "lla",
@@ -172,6 +182,8 @@ def lla(
         cache=cache,
         backend=backend,
         return_lse=return_lse,
+        return_probe=return_probe,
+        return_weights=return_weights,
         return_info=return_info,
     )
 
@@ -191,6 +203,7 @@ def forgetting_attention(
     cache: Cache | None = None,
     backend: str | None = None,
     return_lse: bool = False,
+    return_weights: bool = False,
 ) -> Array | tuple[Array, ...]:
     """Forgetting attention (FoX): softmax whose scores decay by the gates between key and query.
 
@@ -218,6 +231,7 @@ def forgetting_attention(
         cache=cache,
         backend=backend,
         return_lse=return_lse,
+        return_weights=return_weights,
     )
 
 
@@ -234,6 +248,7 @@ def path_attention(
     cache: Cache | None = None,
     backend: str | None = None,
     return_lse: bool = False,
+    return_weights: bool = False,
 ) -> Array | tuple[Array, ...]:
     """PaTH attention: softmax whose keys are reflected by the tokens between, I - beta w w^T of each.
 
@@ -260,4 +275,94 @@ def path_attention(
         cache=cache,
         backend=backend,
         return_lse=return_lse,
+        return_weights=return_weights,
+    )
+
+
+def interpolation(
+    q: Array,
+    k: Array,
+    v: Array,
+    linear: str = "linear",
+    scale: float | None = None,
+    *,
+    linear_g: Array | None = None,
+    linear_beta: Array | None = None,
+    linear_ridge: float | Array | None = None,
+    linear_scale: float | None = None,
+    local: str = "softmax",
+    probe: Array | None = None,
+    ridge: float | Array | None = None,
+    ridge_unit: str | None = None,
+    causal: bool = True,
+    window_size: int | None = None,
+    soft_cap: float | None = None,
+    slope: Array | None = None,
+    key_bias: Array | None = None,
+    sink_bias: Array | None = None,
+    g: Array | None = None,
+    w: Array | None = None,
+    beta: Array | None = None,
+    score: str | None = None,
+    initial_state: Array | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Array | None = None,
+    backend: str | None = None,
+    return_lse: bool = False,
+    return_probe: bool = False,
+    return_weights: bool = False,
+    return_info: bool = False,
+) -> tuple[Array | None, ...]:
+    """Local attention on what a recurrence leaves over: o_i = sum_j p_ij (v_j - W_i k_j) + W_i q_i, with W_i
+    the linear map that the recurrence `linear` has after token i.
+
+    q, k [B, T, H, K], v [B, T, H, V], K + V <= 512 -> (o [B, T, H, V], state). linear is "linear",
+    "retention", "ssd", "gla", "delta", "gated-delta", "kda" or "mesa"; its gates linear_g, linear_beta and
+    linear_ridge, and its states, are those of the function of that name; linear_scale None: 1. local is
+    "softmax", "parallax" (with probe) or "lla" (with ridge and ridge_unit); scale and all that follows are
+    its own, w and beta as in path_attention. With return_info there are two more results, of the rows of
+    `local` and of the recurrence.
+
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 2, 16, 4, 8), "float32")
+    >>> beta = rng.random((2, 16, 4), "float32")
+    >>> k /= np.linalg.norm(k, axis=-1, keepdims=True)
+    >>> o, state = interpolation(q, k, v, "delta", linear_beta=beta, window_size=4, output_final_state=True)
+    >>> o.shape, state.shape
+    ((2, 16, 4, 8), (2, 4, 8, 8))
+    """
+    if linear == "retention" and linear_g is None:
+        linear_g = retnet_decay(v.shape[2], q)
+    return _run(
+        local,
+        q=q,
+        k=k,
+        v=v,
+        linear=linear,
+        scale=scale,
+        linear_g=linear_g,
+        linear_beta=linear_beta,
+        linear_ridge=linear_ridge,
+        linear_scale=linear_scale,
+        probe=probe,
+        ridge=ridge,
+        ridge_unit=ridge_unit,
+        causal=causal,
+        window_size=window_size,
+        soft_cap=soft_cap,
+        slope=slope,
+        key_bias=key_bias,
+        sink_bias=sink_bias,
+        g=g,
+        w=w,
+        beta=beta,
+        score=score,
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        cu_seqlens=cu_seqlens,
+        backend=backend,
+        return_lse=return_lse,
+        return_probe=return_probe,
+        return_weights=return_weights,
+        return_info=return_info,
     )

@@ -6,22 +6,11 @@ Shapes, dtypes and the options that functions share: help(loam_attn).
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from loam_attn._run import run as _run
 from loam_attn.cache import Cache
-from loam_attn._types import Array
-
-
-def _retnet_decay(heads: int, q: Array) -> Array:
-    g = [math.log1p(-(2.0 ** (-5 - h))) for h in range(heads)]
-    if isinstance(q.dtype, np.dtype):
-        return np.array(g, "f8" if q.dtype == "f8" else "f4")
-    import torch
-
-    return q.new_tensor(g, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
+from loam_attn._types import Array, retnet_decay
 
 
 def linear_attention(
@@ -32,6 +21,12 @@ def linear_attention(
     *,
     normalize: bool = True,
     feature_map: str | None = None,
+    z: Array | None = None,
+    log_alpha: Array | None = None,
+    shift: Array | None = None,
+    balance: Array | None = None,
+    balance_keys: Array | None = None,
+    features_shared: bool = False,
     initial_state: Array | None = None,
     output_final_state: bool = False,
     cu_seqlens: Array | None = None,
@@ -42,13 +37,24 @@ def linear_attention(
     """Linear attention: S_t = S_{t-1} + v_t k_t^T, o_t = S_t q_t, over (sum of keys) . q with `normalize`.
 
     q, k [B, T, H, K], v [B, T, HV, V], HV a multiple of H -> (o [B, T, HV, V], state). feature_map, of q
-    and k: "identity", "elu" (elu(x) + 1) or "unit" (x / |x|).
+    and k: "identity", "elu" (elu(x) + 1), "unit" (x / |x|) or "positive".
+
+    "positive" are random features, an estimate of softmax attention: q [B, T, HQ, K], k [B, T, H, K],
+    v [B, T, H, V], HQ a multiple of H -> (o [B, T, HQ, V], state [N, HZ, M, V + 2]). HZ is HQ, or H with
+    features_shared; z [HZ, M, K] (see `projection`); log_alpha [HZ, M], the logarithm of each feature's
+    weight; shift [HZ, K] is subtracted from the keys; balance and balance_keys [HZ, K, K] are applied to
+    queries and keys. z and log_alpha have gradients. scale as of softmax attention.
 
     >>> rng = np.random.default_rng(0)
     >>> q, k, v = rng.standard_normal((3, 2, 16, 4, 8), "float32")
     >>> o, state = linear_attention(q, k, v, feature_map="elu", output_final_state=True)
     >>> o.shape, state.shape
     ((2, 16, 4, 8), (2, 4, 8, 9))
+    >>> import loam_attn
+    >>> z = loam_attn.projection(heads=4, features=512, channels=8)
+    >>> o, _ = linear_attention(q / 2, k / 2, v, feature_map="positive", z=z)
+    >>> bool(abs(o - loam_attn.softmax_attention(q / 2, k / 2, v)).mean() < 0.02)
+    True
     """
     return _run(
         "linear",
@@ -58,6 +64,12 @@ def linear_attention(
         scale=scale,
         normalize=normalize,
         feature_map=feature_map,
+        z=z,
+        log_alpha=log_alpha,
+        shift=shift,
+        balance=balance,
+        balance_keys=balance_keys,
+        features_shared=features_shared or None,
         initial_state=initial_state,
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,
@@ -93,7 +105,7 @@ def retention(
     (2, 16, 4, 8)
     """
     if g is None:
-        g = _retnet_decay(v.shape[2], q)
+        g = retnet_decay(v.shape[2], q)
     return _run(
         "retention",
         q=q,

@@ -25,7 +25,34 @@ def kda(q=X, k=X, v=X, g=np.full(X.shape, -0.5, "f4"), beta=-G, **options):
     return la.kda(q, k, v, g, beta, **options)
 
 
+def features(z=np.ones((H, 3, K), "f4"), **options):
+    return la.linear_attention(X, X, X, feature_map="positive", z=z, **options)
+
+
+def over_mesa(linear="mesa", linear_beta=-G, **options):
+    return la.interpolation(X, X, X, linear, linear_g=G, linear_beta=linear_beta, **options)
+
+
 VALUE = {
+    "z: shape [2, 3, 8], expected [4, M, 8]": lambda: features(np.ones((2, 3, 8), "f4")),
+    "z: NULL": lambda: features(None),
+    "z: given": lambda: la.linear_attention(X, X, X, z=np.ones((H, 3, K), "f4")),
+    "log_alpha: shape [4, 2], expected [4, 3]": lambda: features(log_alpha=np.ones((4, 2), "f4")),
+    "balance: shape [4, 8, 3], expected [4, 8, 8]": lambda: features(balance=np.ones((4, 8, 3), "f4")),
+    "balance, balance_keys: one of them is given": lambda: features(balance=np.ones((4, 8, 8), "f4")),
+    "features: 600, expected 1 to 512": lambda: la.projection(1, 600, 8),
+    "heads: -1, expected 0 to": lambda: la.projection(-1, 6, 8),
+    "kind: 'even', expected one of normal, orthogonal, dct": lambda: la.projection(1, 6, 8, "even"),
+    "local, linear: 'softmax' and 'lla', expected a local mechanism": lambda: over_mesa("lla"),
+    "local, linear: 'gla' and 'mesa', expected a local mechanism": lambda: over_mesa(local="gla"),
+    "linear: 'mess', expected one of": lambda: over_mesa("mess"),
+    "linear_beta: NULL": lambda: over_mesa(linear_beta=None),
+    "linear_beta: -1": lambda: over_mesa(linear_beta=2 * G),
+    "linear_ridge: 0, expected": lambda: over_mesa(linear_ridge=0),
+    "linear_scale: 0, expected": lambda: over_mesa(linear_scale=0),
+    "g: shape [2, 5, 3], expected [2, 5, 4]": lambda: over_mesa(g=G[..., :3]),
+    "probe: NULL": lambda: over_mesa(local="parallax"),
+    "k: shape [2, 3, 4, 8], expected [2, 5, 4, 8]": lambda: la.interpolation(X, X[:, :3], X[:, :3]),
     "q: shape [5, 4, 8], expected [B, T, H, K]": lambda: softmax(q=X[0]),
     "k: shape [2, 5, 4, 4], expected [2, S, G, 8]": lambda: softmax(k=X[..., :4]),
     "v: shape [2, 5, 2, 8], expected [2, 5, 4, D]": lambda: softmax(v=X[:, :, :2]),
@@ -77,6 +104,7 @@ TYPE = {
     ),
     "scale: 'big', expected a number": lambda: softmax(scale="big"),
     "window_size: 2.5, expected an integer": lambda: softmax(window_size=2.5),
+    "dtype: int64, expected float32 or float64": lambda: la.projection(1, 2, 3, dtype="i8"),
     "backend: 3, expected a name": lambda: softmax(backend=3),
 }
 CASES = [

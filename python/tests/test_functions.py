@@ -2,6 +2,7 @@
 """Every function against the equations in NumPy (float64, by the reference), every dtype against float64, and
 what must not change a result: strides, threads, packing, a call in two halves."""
 
+import copy
 import threading
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 import loam_attn as la
 
-B, T, H, G, K, V = 2, 23, 4, 2, 8, 6
+B, T, H, G, K, V, M = 2, 23, 4, 2, 8, 6, 12
 
 
 class Data:
@@ -35,6 +36,15 @@ class Data:
             real(0.1 + rng.random(shape))
             for shape in [(H,), (batch, tokens, H), (batch, tokens, H, K), (H, K)]
         ]
+        self.z, self.log_alpha = real(rng.standard_normal((H, M, K))), real(rng.standard_normal((H, M)))
+        # What has no gradients: shift, balance and balance_keys.
+        balance = np.eye(K) + rng.standard_normal((H, K, K)) / 8
+        self.fixed = [real(rng.standard_normal((H, K))), real(balance)]
+        self.fixed.append(real(np.linalg.inv(balance).swapaxes(1, 2)))
+
+    def features(self):
+        shift, balance, balance_keys = self.fixed
+        return dict(log_alpha=self.log_alpha, shift=shift, balance=balance, balance_keys=balance_keys)
 
 
 def scores(
@@ -84,7 +94,7 @@ def scores(
 
 def local(d, kind="softmax", ridge=0.1, unit="normalised", sink=None, **options):
     """o and log-sum-exp of the local family, row by row."""
-    o, lse = np.zeros(d.q.shape[:3] + (V,)), np.zeros(d.q.shape[:3])
+    o, lse = np.zeros(d.q.shape[:3] + d.v.shape[3:]), np.zeros(d.q.shape[:3])
     for b, i, h in np.ndindex(lse.shape):
         s = scores(d, b, h, i, **options)
         top = s.max()
@@ -128,6 +138,29 @@ def recurrence(d, g=None, beta=None, delta=False, scale=K**-0.5, normalize=False
             o[b, t, h] = s[:V] @ x / (s[V] @ x if normalize else 1)
         state[b, h] = s.T
     return o, state
+
+
+def interpolated(d, near, far):
+    """o and final state of an interpolation, by the equations of its parts."""
+    keys, at = copy.copy(d), copy.copy(d)
+    keys.v = d.k
+    at.q = d.q - local(keys, **near)[0]
+    o, state = recurrence(at, **{"scale": 1, **far})
+    return local(d, **near)[0] + o, state
+
+
+def estimated(d, z, log_alpha=None, shift=None, balance=None, balance_keys=None):
+    """o of positive random features: the sum over all pairs."""
+    o = np.zeros(d.q.shape[:3] + d.v.shape[3:])
+    for b, h in np.ndindex(len(d.q), d.q.shape[2]):
+        of, g = h // (d.q.shape[2] // len(z)), h // (d.q.shape[2] // d.k.shape[2])
+        x, y = K**-0.25 * d.q[b, :, h], K**-0.25 * (d.k[b, :, g] - (0 if shift is None else shift[of]))
+        if balance is not None:
+            x, y = x @ balance[of].T, y @ balance_keys[of].T
+        keys = y @ z[of].T - (y * y).sum(-1, keepdims=True) / 2 + (0 if log_alpha is None else log_alpha[of])
+        weights = np.tril(np.exp(x @ z[of].T) @ np.exp(keys).T)
+        o[b, :, h] = weights / weights.sum(-1, keepdims=True) @ d.v[b, :, g]
+    return o
 
 
 def elu(x):
@@ -215,7 +248,38 @@ RECURRENT = {
         lambda d: dict(g=d.g, beta=d.beta, ridge=d.ridge[3], scale=1),
     ),
 }
-ALL = {name: call for table in (LOCAL, RECURRENT) for name, (call, _) in table.items()}
+# On softmax attention, LLA and Parallax: the call, and the options of the two parts.
+OVER = {
+    "over_linear": (
+        lambda d, **o: la.interpolation(d.q, d.k, d.v, window_size=5, **o),
+        lambda d: (dict(window_size=5), dict()),
+    ),
+    "over_mesa": (
+        lambda d, **o: la.interpolation(
+            d.q, d.k, d.v, "mesa", linear_g=d.g, linear_beta=d.beta, linear_ridge=d.ridge[0], **o
+        ),
+        lambda d: (dict(), dict(g=d.g, beta=d.beta, ridge=d.ridge[0])),
+    ),
+    "over_gla": (
+        lambda d, **o: la.interpolation(
+            d.q, d.k, d.v, "gla", 0.7, linear_g=d.gk, linear_scale=0.5, local="lla", ridge=d.ridge[1], **o
+        ),
+        lambda d: (dict(kind="lla", ridge=d.ridge[1], scale=0.7), dict(g=d.gk, scale=0.5)),
+    ),
+    "over_ssd": (
+        lambda d, **o: la.interpolation(
+            d.q, d.k, d.v, "ssd", linear_g=d.g, linear_beta=d.beta, local="parallax", probe=d.probe, **o
+        ),
+        lambda d: (dict(kind="parallax"), dict(g=d.g, beta=d.beta)),
+    ),
+}
+FEATURES = {
+    "features": lambda d, **o: la.linear_attention(d.q, d.k, d.v, feature_map="positive", z=d.z, **o),
+    "features_all": lambda d, **o: la.linear_attention(
+        d.q, d.k, d.v, feature_map="positive", z=d.z, **d.features(), **o
+    ),
+}
+ALL = {name: call for table in (LOCAL, RECURRENT, OVER) for name, (call, _) in table.items()} | FEATURES
 
 
 def local_options(d, expected):
@@ -312,7 +376,7 @@ def test_strides_change_no_bit(name, how):
     for member, x in vars(d).items():
         if isinstance(x, np.ndarray):
             setattr(d, member, strange(x, how))
-    d.ridge = [strange(x, how) for x in d.ridge]
+    d.ridge, d.fixed = [strange(x, how) for x in d.ridge], [strange(x, how) for x in d.fixed]
     assert np.array_equal(output(ALL[name](d)), want)
 
 
@@ -327,14 +391,111 @@ def cut(d, first, end):
     part = Data(str(d.dtype))
     for name, x in vars(d).items():
         if isinstance(x, np.ndarray):
-            setattr(part, name, x[:, first:end] if x.ndim > 2 else x)
+            setattr(part, name, x[:, first:end] if x.ndim > 2 and name != "z" else x)
     part.ridge = [x[:, first:end] if x.ndim > 2 else x for x in d.ridge]
+    part.fixed = d.fixed
     return part
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", OVER)
+def test_interpolation_is_the_equations(name):
+    d = Data()
+    call, parts = OVER[name]
+    o, state, info, read = call(d, output_final_state=True, return_info=True)
+    want_o, want_state = interpolated(d, *parts(d))
+    assert far(o, want_o) < 1e-9 and far(state, want_state) < 1e-10
+    assert info.shape == read.shape == (B, T, H) and not info["code"].any() and not read["code"].any()
+    assert call(d)[1] is None
+
+
+def test_interpolation_on_a_delta_rule():
+    d = Data()
+    d.k = d.w
+    o, _ = la.interpolation(
+        d.q, d.k, d.v, "kda", linear_g=d.gk, linear_beta=d.beta, g=d.g, key_bias=d.key_bias, soft_cap=3
+    )
+    want, _ = interpolated(
+        d, dict(g=d.g, key_bias=d.key_bias, soft_cap=3), dict(g=d.gk, beta=d.beta, delta=True)
+    )
+    assert far(o, want) < 1e-9
+    assert np.array_equal(
+        la.interpolation(d.q, d.k, d.v, "retention")[0],
+        la.interpolation(d.q, d.k, d.v, "retention", linear_g=np.log(1 - 2.0 ** (-5 - np.arange(H))))[0],
+    )
+
+
+@pytest.mark.parametrize("heads_kv, shared", [(H, False), (G, False), (G, True)])
+@pytest.mark.parametrize("name", FEATURES)
+def test_features_are_the_equations(name, heads_kv, shared):
+    d = Data(heads_kv=heads_kv)
+    if shared:
+        d.z, d.log_alpha, d.fixed = d.z[:G], d.log_alpha[:G], [x[:G] for x in d.fixed]
+    o, state = FEATURES[name](d, features_shared=shared, output_final_state=True)
+    assert far(o, estimated(d, d.z, **(d.features() if name == "features_all" else {}))) < 1e-9
+    assert state.shape == (B, len(d.z), M, V + 2)
+
+
+def test_many_features_are_softmax():
+    d = Data(tokens=12)
+    d.q, d.k = d.q / 2, d.k / 2
+    want = la.softmax_attention(d.q, d.k, d.v)
+    for kind in "normal", "orthogonal":
+        z = np.concatenate([la.projection(H, 512, K, kind, seed=s, dtype="f8") for s in range(8)], 1)[:, ::8]
+        o, _ = la.linear_attention(d.q, d.k, d.v, feature_map="positive", z=z)
+        # The mean of 512 terms, whose deviation is near 1.
+        assert abs(o - want).mean() < 0.05
+
+
+@pytest.mark.parametrize("kind", ["normal", "orthogonal", "dct"])
+def test_projections(kind):
+    z = la.projection(3, 2 * K, K, kind, seed=5)
+    assert z.shape == (3, 2 * K, K) and z.dtype == np.float32
+    # A head depends on the seed and its number alone.
+    assert np.array_equal(la.projection(2, 2 * K, K, kind, seed=5), z[:2])
+    assert far(z, la.projection(3, 2 * K, K, kind, seed=5, dtype="f8")) < 1e-6
+    assert not np.array_equal(la.projection(3, 2 * K, K, kind, seed=6), z)
+    if kind != "normal":
+        products = z[0, :K] @ z[0, :K].T
+        assert abs(products - np.diag(np.diag(products))).max() < 1e-4
+
+
+def test_listing():
+    rows = la.kernels()
+    assert len({row.name for row in rows}) == len(rows) > 20
+    assert {row.pass_ for row in rows} == {"forward", "backward", "decode"}
+    assert all(row.available for row in rows if row.backend == "reference")
+    named = {m.name: m for m in la.mechanisms()}
+    assert named["mesa"].ridge and named["kda"].log_decay == "channel" and named["delta"].beta_most == 2
+    assert named["lla"].family == "local" and named["gla"].normalize and not named["gla"].beta
+
+
+def test_a_kernel_by_its_name():
+    d = Data("f4")
+    reference = la.softmax_attention(d.q, d.k, d.v, backend="reference")
+    o, pullback = la.vjp(la.softmax_attention, d.q, d.k, d.v, backend="local_forward_ref")
+    assert np.array_equal(o, reference) and not np.array_equal(o, la.softmax_attention(d.q, d.k, d.v))
+    # It is of the forward, and the backward chooses its own.
+    assert far(pullback(o)["v"], la.vjp(la.softmax_attention, d.q, d.k, d.v)[1](o)["v"]) < 1e-5
+    with pytest.raises(RuntimeError, match="kernel: recurrent_forward_ref does not do softmax"):
+        la.softmax_attention(d.q, d.k, d.v, backend="recurrent_forward_ref")
+    if any(row.name == "local_forward_cuda" for row in la.kernels()):
+        with pytest.raises(ValueError, match="backend: 'local_forward_cuda' is of cuda, expected one"):
+            la.softmax_attention(d.q, d.k, d.v, backend="local_forward_cuda")
+
+
+def test_two_halves_of_an_interpolation():
+    # What the local part sees is cut too: with a window of 1 it is each token itself.
+    d = Data()
+    call = lambda d, **o: la.interpolation(d.q, d.k, d.v, "gla", linear_g=d.gk, window_size=1, **o)
+    whole, last = call(d, output_final_state=True)
+    first, state = call(cut(d, 0, 9), output_final_state=True)
+    second, end = call(cut(d, 9, T), initial_state=state, output_final_state=True)
+    assert far(np.concatenate([first, second], 1), whole) < 1e-9 and far(end, last) < 1e-10
+
+
+@pytest.mark.parametrize("name", [*RECURRENT, *FEATURES])
 def test_two_halves_are_the_whole(name):
-    call, d = RECURRENT[name][0], Data()
+    call, d = ALL[name], Data()
     whole, last = call(d, output_final_state=True)
     first, state = call(cut(d, 0, 9), output_final_state=True)
     second, end = call(cut(d, 9, T), initial_state=state, output_final_state=True)
@@ -417,6 +578,30 @@ def test_info():
     # No query sees a key before the first.
     _, info = la.softmax_attention(d.q, d.k[:, :20], d.v[:, :20], return_info=True)
     assert (info["code"][:, :3] == 1).all() and (info["code"][:, 3:] == 0).all()
+
+
+@pytest.mark.parametrize("name", [*LOCAL, "over_gla"])
+def test_weights_are_what_values_count(name):
+    d = Data()
+    if name == "over_gla":
+        call = lambda **o: la.interpolation(d.q, d.k, d.v, "gla", linear_g=0 * d.gk - 99, **o)
+        _, _, weights = call(return_weights=True)
+        want = la.softmax_attention(d.q, d.k, d.v, return_weights=True)[1]
+        assert far(weights, want) < 1e-12
+        return
+    o, weights = ALL[name](d, return_weights=True)
+    assert weights.shape == (B, T, H, T) and far(np.einsum("bthj,bjhd->bthd", weights, d.v), o) < 1e-9
+    if "path" not in name and name != "sink":
+        assert far(weights.sum(-1), 1) < 1e-9
+
+
+def test_the_probe_that_was_used():
+    d = Data()
+    o, probe = la.lla(d.q, d.k, d.v, 0.3, return_probe=True)
+    assert probe.shape == (B, T, H, K) and far(la.parallax(d.q, d.k, d.v, probe), o) < 1e-9
+    d = Data(batch=1)
+    with pytest.raises(ValueError, match="return_weights: True, expected False with cu_seqlens"):
+        la.lla(d.q, d.k, d.v, cu_seqlens=np.array([0, 9, T]), return_weights=True)
 
 
 def test_nothing_in_nothing_out():

@@ -53,6 +53,7 @@ def replaced(d, q):
 
 def member_of(d, argument, grad, name):
     """The member of Data that was this argument."""
+    argument = argument.removeprefix("linear_")
     if argument == "ridge":
         return f"ridge{[x.shape for x in d.ridge].index(grad.shape)}"
     if argument == "g":

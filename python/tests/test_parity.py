@@ -113,3 +113,24 @@ def test_parity(name):
     for key, want in found[0].items():
         # Sums of 37 terms in float32 on both sides.
         assert (found[1][key] - want).abs().max() < 1e-4 * (1 + want.abs().max()), key
+
+
+def test_states_are_put_together_as_the_migration_page_says():
+    d = {name: x.detach() for name, x in data().items()}
+    h_kk, h_kv = torch.eye(K).expand(B, H, K, K), torch.randn(B, H, K, K)
+    exact = naive("mesa_net", "naive_mesa_net_exact")
+    want, last_kk, last_kv = exact(d["q"], d["unit"], d["v"], d["g"], d["lamb"], d["beta"], h_kk, h_kv)
+    gates = (d["g"], d["beta"], d["lamb"])
+    first = torch.cat([h_kv, h_kk], -1)
+    o, last = la.mesa(d["q"], d["unit"], d["v"], *gates, initial_state=first, output_final_state=True)
+    for found, there in (o, want), (last, torch.cat([last_kv, last_kk], -1)):
+        assert (found - there).abs().max() < 1e-4 * (1 + there.abs().max())
+
+    k, q = d["k"].exp(), d["q"].exp()
+    kv, z = torch.rand(B, H, K, K), torch.rand(B, 1, H, K)
+    recurrent = naive("linear_attn", "naive_recurrent_linear_attn")
+    want, (last_kv, last_z) = recurrent(q, k, d["v"], None, (kv, z), True, True)
+    together = lambda kv, z: torch.cat([kv, z.permute(0, 2, 3, 1)], -1)
+    o, last = la.linear_attention(q, k, d["v"], initial_state=together(kv, z), output_final_state=True)
+    for found, there in (o, want), (last, together(last_kv, last_z)):
+        assert (found - there).abs().max() < 1e-4 * (1 + there.abs().max())

@@ -22,7 +22,20 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 # Graphs that Inductor keeps on disk have the shapes of operators as another version of them said.
 torch._inductor.config.force_disable_caches = True
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-KINDS = ["softmax", "parallax", "lla_token", "forgetting", "path_g", "gla", "gated_delta", "kda", "mesa_head"]
+OVER = [name for name in ALL if name.startswith("over")]
+KINDS = [
+    "features_all",
+    "over_mesa",
+    "softmax",
+    "parallax",
+    "lla_token",
+    "forgetting",
+    "path_g",
+    "gla",
+    "gated_delta",
+    "kda",
+    "mesa_head",
+]
 
 
 class Tensors(Data):
@@ -34,12 +47,14 @@ class Tensors(Data):
             if isinstance(x, np.ndarray):
                 setattr(self, name, torch.tensor(x, requires_grad=differentiable))
         self.ridge = [torch.tensor(x, requires_grad=differentiable) for x in self.ridge]
+        self.fixed = [torch.tensor(x) for x in self.fixed]
 
     def to(self, change):
         for name, x in vars(self).items():
             if isinstance(x, torch.Tensor):
                 setattr(self, name, change(x))
         self.ridge = [change(x) for x in self.ridge]
+        self.fixed = [change(x).detach() for x in self.fixed]
         return self
 
     def leaves(self):
@@ -68,14 +83,16 @@ def test_the_same_bits_as_numpy(name, dtype):
 def test_results_that_are_wanted(name):
     options = dict(return_info=True) if name not in ("forgetting", "path", "path_g") else {}
     options["return_lse" if name in LOCAL else "output_final_state"] = True
+    rows = [3, 2] if name in OVER else [2]
     found, want = ALL[name](Tensors(), **options), ALL[name](Data("f4"), **options)
     assert np.array_equal(found[1].numpy(), want[1])
     for wanting in Tensors(differentiable=True), Tensors():
         results = ALL[name](wanting, **options)
         assert all(torch.equal(x, y) for x, y in zip(results[:2], found))
-        if "return_info" in options:
-            for field in want[2].dtype.names:
-                assert np.array_equal(getattr(results[2], field).numpy(), want[2][field])
+        assert len(results) == len(want)
+        for i in rows if "return_info" in options else []:
+            for field in want[i].dtype.names:
+                assert np.array_equal(getattr(results[i], field).numpy(), want[i][field])
 
 
 def test_bfloat16():
@@ -106,6 +123,9 @@ def test_gradients_are_those_of_numpy(name):
         del want["g"]
     if name == "retention_g":
         found["g"] = -found.pop("slope")
+    if name in OVER:
+        linear = {"g", "beta"} | ({"ridge"} if name == "over_mesa" else set())
+        found = {f"linear_{key}" if key in linear else key: x for key, x in found.items()}
     assert found.keys() == want.keys()
     assert all(np.array_equal(found[key].numpy(), want[key]) for key in found)
 
@@ -163,7 +183,7 @@ def test_compile_is_the_same(name):
         assert torch.equal(compiled(c), output(ALL[name](d)))
 
 
-@pytest.mark.parametrize("name", ["gla", "mesa"])
+@pytest.mark.parametrize("name", ["gla", "mesa", "over_mesa", "features_all"])
 def test_compile_with_states(name):
     torch._dynamo.reset()
     call = lambda d, state: ALL[name](d, initial_state=state, output_final_state=True)
@@ -173,7 +193,7 @@ def test_compile_with_states(name):
     assert all(torch.equal(x, y) for x, y in zip(results, call(d, first)))
 
 
-@pytest.mark.parametrize("name", ["softmax", "lla_head", "gla", "mesa_head"])
+@pytest.mark.parametrize("name", ["softmax", "lla_head", "gla", "mesa_head", "over_mesa", "features"])
 def test_compiled_sizes_are_symbols(name):
     torch._dynamo.reset()
     options = {} if name in LOCAL else dict(output_final_state=True)
@@ -203,6 +223,19 @@ def test_compile_with_packed_sequences(name):
     d, c = (Tensors(differentiable=True, batch=1) for _ in range(2))
     want, found = gradients(call, d), gradients(torch.compile(call, fullgraph=True, backend="aot_eager"), c)
     assert all(torch.equal(found[key], want[key]) for key in want)
+
+
+def test_weights_and_probes():
+    torch._dynamo.reset()
+    options = dict(return_lse=True, return_probe=True, return_weights=True, return_info=True)
+    call = lambda d: la.lla(d.q, d.k[:, :20], d.v[:, :20], **options)
+    want, d = call(Data("f4")), Tensors(differentiable=True)
+    for found in call(Tensors()), call(d), torch.compile(call, fullgraph=True, backend="aot_eager")(d):
+        assert all(np.array_equal(x.detach().numpy(), y) for x, y in zip(found[:4], want))
+        assert np.array_equal(found[4].code.numpy(), want[4]["code"])
+        assert [x.requires_grad for x in found[:4]] == [found[0].requires_grad, False, False, False]
+    found = torch.func.vmap(lambda q: la.lla(q, d.k, d.v, return_weights=True)[1])(torch.stack([d.q, d.q]))
+    assert torch.equal(found[1], la.lla(d.q, d.k, d.v, return_weights=True)[1])
 
 
 def test_compile_with_inductor():
@@ -256,7 +289,9 @@ def test_broadcast_gradient():
     assert torch.allclose(k.grad, dense.grad.sum(0, keepdim=True), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["softmax", "parallax", "lla_token", "path_g", "gla", "mesa"])
+@pytest.mark.parametrize(
+    "name", ["softmax", "parallax", "lla_token", "path_g", "gla", "mesa", "over_mesa", "features_all"]
+)
 def test_vmap_is_a_loop(name):
     parts = [Tensors() for _ in range(3)]
     for i, part in enumerate(parts):
@@ -284,21 +319,22 @@ def test_vmap_over_what_has_no_batch():
         torch.func.vmap(call)(torch.stack([d.slope, d.slope]))
 
 
-@pytest.mark.parametrize("mechanism", ["lla", "gla"])
+@pytest.mark.parametrize("mechanism", ["lla", "gla", "softmax on gla"])
 def test_operators_are_sound(mechanism):
     d = Tensors(differentiable=True)
     from loam_attn import _operators
 
-    gated = mechanism == "gla"
-    values = dict(q=d.q, k=d.k, v=d.v, **(dict(g=d.gk) if gated else dict(ridge_number=0.5)))
+    gated, mechanism = mechanism == "gla", mechanism.split()[0]
+    more = {"gla": dict(g=d.gk), "lla": dict(ridge_number=0.5), "softmax": dict(linear="gla", linear_g=d.gk)}
+    values = dict(q=d.q, k=d.k, v=d.v, **more[mechanism])
     call = [values.get(name) for name in _operators._NAMES]
     # What is saved has padding, which no two calls need agree in.
-    args = (mechanism, *call, gated, not gated, True, False)
+    args = (mechanism, *call, gated, *[not gated] * 3, True, False)
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_static")
     with torch.no_grad():
         torch.library.opcheck(torch.ops.loam.forward.default, args, test_utils=checks)
-        wanted = [x is not None and x.is_floating_point() for x in call[:12]]
-        saved = None if gated else torch.ops.loam.forward(mechanism, *call, False, False, False, True)[-1]
+        wanted = [x is not None and x.is_floating_point() for x in call[: len(_operators.INPUTS)]]
+        saved = None if gated else torch.ops.loam.forward(mechanism, *call, *[False] * 5, True)[-1]
         args = (mechanism, *call, saved, torch.ones_like(d.v), None, wanted)
         torch.library.opcheck(torch.ops.loam.backward.default, args, test_utils=checks)
 
@@ -334,6 +370,9 @@ VALUE = {
     "k: shape [2, 23, 4, 3]": lambda d: la.softmax_attention(d.q, d.k[..., :3], d.v),
     "backend: 'cuda', expected": lambda d: la.softmax_attention(d.q, d.k, d.v, backend="cuda"),
     "k: on device meta, expected cpu": lambda d: la.softmax_attention(d.q, d.k.to("meta"), d.v),
+    "shift: requires a gradient and has none": lambda d: la.linear_attention(
+        d.q, d.k, d.v, feature_map="positive", z=d.z, shift=d.fixed[0].requires_grad_()
+    ),
     "cache: has no gradients": lambda d: la.softmax_attention(
         d.q.requires_grad_(), d.k, d.v, cache=la.Cache()
     ),

@@ -19,6 +19,14 @@ static inline loam_status cuda_launched(const char *kernel, loam_error *error)
     return cuda_check(cudaGetLastError(), kernel, error);
 }
 
+static inline loam_status cuda_multiprocessors(int *count, loam_error *error)
+{
+    int device = 0;
+    TRY(cuda_check(cudaGetDevice(&device), "the current device", error));
+    return cuda_check(cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device),
+                      "multiprocessors of the device", error);
+}
+
 /* A kernel with more than 48 KiB of dynamic shared memory must opt in to it. */
 static inline loam_status cuda_allow_shared(const void *kernel, size_t bytes, loam_error *error)
 {

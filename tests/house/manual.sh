@@ -17,7 +17,7 @@ commands=$("$program" --help | awk '/^commands:/ { on = 1; next } on && NF == 0 
 [ -n "$commands" ] || complain "$program --help lists no commands"
 # An experiment has options of its own, and so has what is done with a language model.
 experiments=$(printf 'experiment %s\\n' regression smooth rates memory context recall swaps probe ridge graft)
-models=$(printf 'lm %s\\n' info eval generate embed data items train)
+models=$(printf 'lm %s\\n' info eval generate embed data items train tune)
 commands=$(echo "$commands" | sed "s/^experiment\$/${experiments%??}/; s/^lm\$/${models%??}/")
 IFS='
 '

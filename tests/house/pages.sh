@@ -6,7 +6,7 @@
 # pages of the mechanisms have the same headings.
 set -eu
 source=$1 work=$2 cc=$3 library=$4 program=$5 data=$6
-headings='Fit|When|Arrays|C|Command line|Decode|Cost|Relations'
+headings='Fit|When|Arrays|Python|C|Command line|Decode|Cost|Relations'
 rm -rf "$work"
 mkdir -p "$work"
 cd "$source"

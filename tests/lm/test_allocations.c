@@ -3,7 +3,9 @@
  * nothing half done. What jansson allocates is seen only where it writes: reading, it calls some of its
  * failures wrong JSON. */
 #define _XOPEN_SOURCE 700
+#include "lm/pretrained.h"
 #include "lm/shards.h"
+#include "lm/tuned.h"
 #include "lm/write.h"
 #include "tests/lm/folder.h"
 #include "tests/lm/grammar.h"
@@ -50,6 +52,16 @@ static int write_config(io_error *error)
 static int write_weights(io_error *error)
 {
     return lm_write("model.safetensors", lm_files_config(model), LOAM_BF16, read_part, model, error);
+}
+
+static const lm_tuned *tuned;
+
+static int write_tuned(io_error *error)
+{
+    const int status = lm_write("model.safetensors", lm_files_config(model), LOAM_F32, lm_tuned_read, tuned,
+                                error);
+    lm_tuned_close(tuned);
+    return status;
 }
 
 /* `action` with its first, second, ... allocation failing, until it has no more. */
@@ -110,12 +122,43 @@ static void models_are_written(void **state)
     lm_files_close(f);
 }
 
+/* All weights moved, and A B beside some. */
+static void trained_models_are_written(void **state)
+{
+    (void)state;
+    static const uint16_t tokens[8] = { 0 };
+    static const uint64_t seed = 1;
+    const machine on = machine_cpu(LOAM_F32, 1);
+    lm_files *f;
+    io_error error;
+    loam_error reason;
+    train_model *net;
+    if (lm_files_open(&f, LM_TEST_DATA "/llama", &error)) fail_msg("%s", error.text);
+    const lm_config *c = lm_files_config(f);
+    trainer_options o = trainer_options_default(lm_pretrained_mixer(c));
+    if (lm_pretrained_options(&o, c, "llama", &error)) fail_msg("%s", error.text);
+    o.mixing.low = 1 << LOW_Q | 1 << LOW_OUT, o.mixing.rank = 2;
+    o.shape.models = o.shape.batch = 1;
+    o.shape.from = (train_source){ .task = TRAIN_TEXT,
+                                   .text = { 4, c->vocabulary, { tokens, tokens }, { 8, 8 }, 0 },
+                                   .part = { { 0, { 1, 1 } } } };
+    if (model_create(&net, &on, o.row, &o.shape, &o.mixing, &seed, &reason)) fail_msg("%s", reason.text);
+    if (lm_pretrained_fill(net, &on, f, &error)) fail_msg("%s", error.text);
+    lm_tuned_part last = { 0 };
+    const lm_tuned from = { net, &on, f, &last };
+    model = f, tuned = &from;
+    fail_each(write_tuned, "model.safetensors");
+    model_destroy(net);
+    lm_files_close(f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(models_are_opened),
         cmocka_unit_test(shards_are_read),
         cmocka_unit_test(models_are_written),
+        cmocka_unit_test(trained_models_are_written),
     };
     return cmocka_run_group_tests(tests, folder_setup, folder_teardown);
 }

@@ -5,6 +5,11 @@
 #include "lm/score.h"
 
 #include "io/npy.h"
+#include "lm/tuned.h"
+#include "lm/write.h"
+#include "random/random.h"
+#include "tests/lm/featured.h"
+#include "tests/lm/folder.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -12,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include <cmocka.h>
 
@@ -35,15 +41,18 @@ static const char *path_of(char path[4096], const char *name, const char *file)
     return path;
 }
 
-static void open_files(scene *s, const char *name)
+static const char *model_path(char path[4096], const char *name)
+{
+    return path_of(path, name, strcmp(name, "llama-gguf") == 0 ? "model.gguf" : "");
+}
+
+static void open_at(scene *s, const char *at)
 {
     char path[4096];
     io_error error;
     int64_t *ids, count;
     *s = (scene){ .on = machine_cpu(LOAM_F32, THREADS) };
-    if (lm_files_open(&s->files, path_of(path, name, strcmp(name, "llama-gguf") == 0 ? "model.gguf" : ""),
-                      &error))
-        fail_msg("%s", error.text);
+    if (lm_files_open(&s->files, at, &error)) fail_msg("%s", error.text);
     if (npy_read_integers(&ids, &count, path_of(path, "", "tokens.npy"), &error)) fail_msg("%s", error.text);
     assert_int_equal(count, TOKENS);
     for (int i = 0; i < TOKENS; i++)
@@ -51,8 +60,14 @@ static void open_files(scene *s, const char *name)
     free(ids);
 }
 
+static void open_files(scene *s, const char *name)
+{
+    char path[4096];
+    open_at(s, model_path(path, name));
+}
+
 /* Of the scene's files: STACK models of the mixer `named`, with the tokens as their only example. */
-static void open_model(scene *s, const char *named, const mixer_options *beside)
+static void open_moving(scene *s, const char *named, const mixer_options *beside, const char *const *moving)
 {
     static const uint64_t seeds[STACK] = { 1, 2 };
     static const int32_t example[1] = { 0 };
@@ -63,7 +78,7 @@ static void open_model(scene *s, const char *named, const mixer_options *beside)
     s->options.mixing = *beside;
     if (lm_pretrained_options(&s->options, c, "model", &error)) fail_msg("%s", error.text);
     model_shape *shape = &s->options.shape;
-    shape->models = STACK, shape->batch = 1;
+    shape->models = STACK, shape->batch = 1, shape->moving = moving;
     shape->from = (train_source){
         .task = TRAIN_TEXT,
         .text = { LENGTH, c->vocabulary, { s->tokens, s->tokens }, { TOKENS, TOKENS }, 0 },
@@ -79,6 +94,11 @@ static void open_model(scene *s, const char *named, const mixer_options *beside)
     if (model_test(s->net, &s->data, &reason)) fail_msg("%s", reason.text);
 }
 
+static void open_model(scene *s, const char *named, const mixer_options *beside)
+{
+    open_moving(s, named, beside, NULL);
+}
+
 static void close_model(scene *s)
 {
     batch_close(&s->data);
@@ -92,7 +112,8 @@ static double loss_of(const scene *s, int64_t model, int i)
 
 static void score(const scene *s, double nll[LENGTH])
 {
-    const lm_options options = lm_options_default();
+    lm_options options = lm_options_default();
+    options.own = true;
     io_error error;
     lm_model *model;
     scorer *by;
@@ -103,25 +124,47 @@ static void score(const scene *s, double nll[LENGTH])
     lm_model_close(model);
 }
 
+/* The model at `path`, as lm/ reads it, and as train/ does by its own mixer. */
+static double apart(const char *path, double bound)
+{
+    static const mixer_options plain = { 0 };
+    double want[LENGTH], worst = 0;
+    scene s;
+    open_at(&s, path);
+    open_model(&s, lm_pretrained_mixer(lm_files_config(s.files))->name, &plain);
+    score(&s, want);
+    for (int i = 0; i < STACK * LENGTH; i++)
+        worst = fmax(worst, fabs(loss_of(&s, i / LENGTH, i % LENGTH) - want[i % LENGTH]) / want[i % LENGTH]);
+    printf("%s: off by %.2g\n", path, worst);
+    if (!(worst < bound)) fail_msg("%s: off by %g", path, worst);
+    close_model(&s);
+    lm_files_close(s.files);
+    return worst;
+}
+
 /* Token by token: sums of float32 in another order. */
 static void test_losses(void **state)
 {
     (void)state;
-    static const mixer_options plain = { 0 };
     for (int n = 0; n < MODELS; n++) {
-        double want[LENGTH], worst = 0;
-        scene s;
-        open_files(&s, models[n]);
-        open_model(&s, "softmax", &plain);
-        score(&s, want);
-        for (int i = 0; i < STACK * LENGTH; i++)
-            worst = fmax(worst,
-                         fabs(loss_of(&s, i / LENGTH, i % LENGTH) - want[i % LENGTH]) / want[i % LENGTH]);
-        printf("%s: off by %.2g\n", models[n], worst);
-        if (!(worst < 1e-5)) fail_msg("%s: off by %g", models[n], worst);
-        close_model(&s);
-        lm_files_close(s.files);
+        char path[4096];
+        apart(model_path(path, models[n]), 1e-5);
     }
+}
+
+/* Students: features in all layers or but for the first, of each query head or shared. */
+static void test_students(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "gpt2", "neox", "neox-serial", "llama" };
+    char path[4096];
+    for (size_t n = 0; n < sizeof names / sizeof *names; n++)
+        for (int shared = 0; shared < 2; shared++) {
+            assert_int_equal(mkdir("student", 0777), 0);
+            write_featured("student", model_path(path, names[n]), shared ? 0 : 11, shared);
+            apart("student", 1e-4);
+            folder_remove("student");
+        }
 }
 
 /* The largest difference of a loss to that of softmax alone. */
@@ -162,6 +205,74 @@ static void test_starts(void **state)
     }
 }
 
+/* Whatever moves of the first model of the stack does. */
+static void stir(scene *s)
+{
+    int count;
+    loam_error reason;
+    const parameter *list = model_parameters(s->net, &count);
+    for (int n = 0; n < count; n++)
+        for (int64_t i = 0; i < list[n].x.model && !list[n].frozen; i++) {
+            double x;
+            random_normals((random_stream){ 7, (uint64_t)n }, (uint64_t)i, 1, &x);
+            ((float *)list[n].x.data)[i] += (float)(0.02 * x);
+        }
+    if (model_test(s->net, &s->data, &reason)) fail_msg("%s", reason.text);
+}
+
+/* What is written says what the model says that was trained, and is not what it was. */
+static void expect_written(const char *path, const mixer_options *beside, const char *const *moving)
+{
+    double want[LENGTH], before[LENGTH];
+    scene s, again;
+    io_error error;
+    open_at(&s, path);
+    const lm_config *c = lm_files_config(s.files);
+    open_moving(&s, lm_pretrained_mixer(c)->name, beside, moving);
+    stir(&s);
+    lm_tuned_part last = { 0 };
+    const lm_tuned from = { s.net, &s.on, s.files, &last };
+    assert_int_equal(mkdir("tuned", 0777), 0);
+    if (lm_config_write(c, "tuned/config.json", &error) ||
+        lm_write("tuned/model.safetensors", c, LOAM_F32, lm_tuned_read, &from, &error))
+        fail_msg("%s", error.text);
+    lm_tuned_close(&from);
+    open_at(&again, "tuned");
+    score(&again, want), score(&s, before);
+    double worst = 0, moved = 0;
+    for (int i = 0; i < LENGTH; i++) {
+        worst = fmax(worst, fabs(loss_of(&s, 0, i) - want[i]));
+        moved = fmax(moved, fabs(before[i] - want[i]));
+    }
+    printf("%s: off by %.2g, moved by %.2g\n", path, worst, moved);
+    if (!(worst < 5e-5 && moved > 1e-3)) fail_msg("%s: off by %g, moved by %g", path, worst, moved);
+    close_model(&s);
+    lm_files_close(again.files), lm_files_close(s.files);
+    folder_remove("tuned");
+}
+
+static void test_written(void **state)
+{
+    (void)state;
+    static const mixer_options plain = { 0 },
+                               low = { .low = 1 << LOW_Q | 1 << LOW_K | 1 << LOW_V | 1 << LOW_OUT,
+                                       .rank = 2 };
+    static const char *const factors[] = { "layer*.[AB]_[qkvo]", NULL }, *const features[] = {
+        "layer*.z", "layer*.log_alpha", NULL
+    };
+    char path[4096];
+    for (int n = 0; n < MODELS; n++) {
+        expect_written(model_path(path, models[n]), &low, factors);
+        expect_written(model_path(path, models[n]), &plain, NULL);
+    }
+    assert_int_equal(mkdir("student", 0777), 0);
+    write_featured("student", model_path(path, "llama"), 11, false);
+    expect_written("student", &low, factors);
+    expect_written("student", &plain, features);
+    expect_written("student", &low, NULL);
+    folder_remove("student");
+}
+
 static void expect_refused(const char *name, const char *text)
 {
     trainer_options o = trainer_options_default(mixer_find("softmax"));
@@ -178,6 +289,18 @@ static void test_refused(void **state)
     (void)state;
     static const mixer_options plain = { 0 };
     expect_refused("bert", "bert: it sees the whole text");
+    /* Features where they are not expected, and the other way round; scores that have another scale. */
+    trainer_options o = trainer_options_default(mixer_find("softmax"));
+    lm_config student = { .architecture = LM_GPT2, .layers = 2, .mechanism = LOAM_LINEAR };
+    io_error why;
+    assert_int_equal(lm_pretrained_options(&o, &student, "s", &why), EXIT_INPUT);
+    assert_string_equal(why.text, "s: it has attention of its own; expected softmax");
+    o.row = mixer_find("features"), student.scale_by_layer = true;
+    assert_int_equal(lm_pretrained_options(&o, &student, "s", &why), EXIT_INPUT);
+    assert_non_null(strstr(why.text, "divided by the number of the layer"));
+    student.mechanism = LOAM_SOFTMAX;
+    assert_int_equal(lm_pretrained_options(&o, &student, "s", &why), EXIT_INPUT);
+    assert_string_equal(why.text, "s: it has no features");
     /* Files of another model than the one that is trained. */
     scene s, other;
     io_error error;
@@ -193,9 +316,8 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_losses),
-        cmocka_unit_test(test_starts),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_losses),  cmocka_unit_test(test_starts),  cmocka_unit_test(test_students),
+        cmocka_unit_test(test_written), cmocka_unit_test(test_refused),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, folder_setup, folder_teardown);
 }

@@ -55,7 +55,7 @@ void differences_check(const char *name, const mixer_options *options, const mod
     scene_pass(&s, true);
     const parameter *list = model_parameters(s.net, &count);
     for (int n = 0; n < count; n++)
-        for (uint64_t direction = 0; direction < DIRECTIONS; direction++)
+        for (uint64_t direction = 0; direction < DIRECTIONS && !list[n].fixed; direction++)
             differences_check_array(&s, name, &list[n], list[n].g, direction);
     scene_close(&s);
 }
@@ -75,7 +75,7 @@ void differences_check_float(const char *name, const mixer_options *options, con
     }
     const parameter *list = model_parameters(s.net, &count), *want = model_parameters(exact.net, &count);
     for (int n = 0; n < count; n++) {
-        const double miss = fixture_distance(list[n].g, want[n].g);
+        const double miss = list[n].fixed ? 0 : fixture_distance(list[n].g, want[n].g);
         if (!(miss < 1e-3)) fail_msg("%s, %s: gradient off by %g", name, list[n].name, miss);
     }
     scene_close(&s), scene_close(&exact);
@@ -87,6 +87,7 @@ void differences_expect_same(const char *name, const scene *a, int64_t m, const 
     const parameter *one = model_parameters(a->net, &count), *other = model_parameters(b->net, &count);
     for (int i = 0; i < count; i++) {
         const size_t bytes = (size_t)one[i].g.model * sizeof(float);
+        if (one[i].fixed) continue;
         if (memcmp((char *)one[i].g.data + (size_t)m * bytes, (char *)other[i].g.data + (size_t)n * bytes,
                    bytes) != 0)
             fail_msg("%s, %s: other bits", name, one[i].name);

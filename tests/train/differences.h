@@ -8,7 +8,7 @@
 /* The derivative of the loss along a random direction of an array, by differences of fourth order, against
  * its gradient g: an error of 1e-6 of the array's norm shows, and a gradient that is 0. */
 void differences_check_array(scene *s, const char *name, const parameter *p, matrix g, uint64_t direction);
-/* Every array of a model in float64, in two directions each. */
+/* Every array of a model that can move in float64, in two directions each. */
 void differences_check(const char *mixer, const mixer_options *options, const model_shape *shape,
                        const uint64_t *seeds);
 /* float32 against float64: losses to 1e-5, gradients to 1e-3. */

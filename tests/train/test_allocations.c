@@ -77,6 +77,41 @@ static bool take_step(size_t which)
     return whole;
 }
 
+/* Gradients of layers with other features, taught, if memory suffices. */
+static bool teach_step(void)
+{
+    static const uint16_t tokens[] = { 1, 2, 3, 4, 3, 2, 1, 0 };
+    static const int16_t features[] = { 3, 0, 5 };
+    static const int32_t examples[2] = { 0, 1 };
+    const mixer_options plain = { .mlp = true };
+    model_shape shape = { .from = { .task = TRAIN_TEXT,
+                                    .text = { 4, 5, { tokens, tokens }, { 8, 8 }, 0 },
+                                    .part = { { 0, { 2, 1 } } } },
+                          .models = 1,
+                          .batch = 2,
+                          .layers = 3,
+                          .width = 16,
+                          .heads = 2 };
+    const machine on = machine_cpu(LOAM_F32, 1);
+    loam_error error = { 0 };
+    train_model *teacher = NULL, *net = NULL;
+    train_batch data = { 0 };
+    bool whole = model_create(&teacher, &on, mixer_find("softmax"), &shape, &plain, seeds, &error) == LOAM_OK;
+    shape.features = features;
+    whole = whole && !model_create(&net, &on, mixer_find("features"), &shape, &plain, seeds, &error) &&
+            !model_teach(net, teacher, 1, &error);
+    if (!whole) assert_int_equal(error.status, LOAM_EMEMORY);
+    whole = whole && batch_open(&data, &on, &shape.from, 1, shape.batch);
+    if (whole) {
+        batch_fill(&data, 0, &shape.from, seeds[0], TRAIN_SPLIT_TRAIN, examples);
+        whole = model_gradients(net, &data, &error) == LOAM_OK;
+    }
+    batch_close(&data);
+    model_destroy(net);
+    model_destroy(teacher);
+    return whole;
+}
+
 /* A step of a trainer, saved and loaded again, if memory suffices. */
 static bool save_step(void)
 {
@@ -132,6 +167,7 @@ static void test_each(void **state)
     (void)state;
     fail_each("a step of mesa", step_mesa, 4);
     fail_each("a step of parallax", step_parallax, 4);
+    fail_each("a step that is taught", teach_step, 8);
     fail_each("a checkpoint", save_step, 20);
 }
 

@@ -184,6 +184,7 @@ static void test_counts(void **state)
         { "mamba-2", 115468 + 128 - 65664 },
         { "hyena", 16960 },
         { "lla-heads", 2 },
+        { "features", 64 * 128 + 128 + 128 + 2 * 64 * 128 },
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         scene s;

@@ -10,10 +10,12 @@
  *
  * e = sum p gam t, so that neither mechanism needs a sweep before this one.
  *
- * Two consumer warpgroups have 64 queries each; one thread of a third produces the tiles. Weights have one
- * bf16 part. Where a sum of weights is 0 in exact arithmetic, its rounding error is taken out of the gradient
- * at the key of the row's own position.
+ * Two consumer warpgroups have 64 queries each; one thread of a third produces the tiles. Where sequences are
+ * short, thread blocks stay: rows of the next block are copied during this one. Weights have one bf16 part.
+ * Where a sum of weights is 0 in exact arithmetic, its rounding error is taken out of the gradient at the key
+ * of the row's own position.
  */
+#include "src/gpu/blocks.cuh"
 #include "src/gpu/ring.cuh"
 #include "src/local/cuda/backward.h"
 #include "src/local/hopper/decay.cuh"
@@ -22,7 +24,8 @@
 enum {
     GIVEN_GROUPS = 2,
     GIVEN_ROWS = GIVEN_GROUPS * TILE_SIDE,
-    GIVEN_THREADS = (GIVEN_GROUPS + 1) * THREADS
+    GIVEN_THREADS = (GIVEN_GROUPS + 1) * THREADS,
+    GIVEN_SHORT = 1024 /* up to so many queries thread blocks stay */
 };
 
 /* keys: of a tile, as many as leave registers for the accumulators of 64 rows. stages: of the ring,
@@ -32,21 +35,30 @@ template <int DIM, bool PROBED> struct given_backward_shape {
     static constexpr int blocks = keys / 8, steps = keys / 16;
     static constexpr int stages = !PROBED && DIM == 128 ? 4 : 8;
     static constexpr int row_tiles = PROBED ? 3 : 2;
+    static constexpr int row_stages = DIM == 64 ? 2 : 1;
+};
+
+/* Whether thread blocks may stay: where there is room for the rows of two blocks, and registers. */
+template <int DIM, bool DECAYED> constexpr bool given_stays = DIM == 64 && !DECAYED;
+
+/* Rows of a block. */
+template <int DIM, bool PROBED> struct given_backward_rows {
+    alignas(1024) __nv_bfloat16 query[GIVEN_GROUPS][DIM * TILE_SIDE];
+    __nv_bfloat16 grad_o[GIVEN_GROUPS][DIM * TILE_SIDE];
+    __nv_bfloat16 probe[PROBED ? GIVEN_GROUPS : 1][PROBED ? DIM * TILE_SIDE : TILE_SIDE * 8];
 };
 
 template <int DIM, bool PROBED, bool DECAYED> struct given_backward_shared {
     typedef given_backward_shape<DIM, PROBED> tile_shape;
-    alignas(1024) __nv_bfloat16 query[GIVEN_GROUPS][DIM * TILE_SIDE];
-    __nv_bfloat16 grad_o[GIVEN_GROUPS][DIM * TILE_SIDE];
-    __nv_bfloat16 probe[PROBED ? GIVEN_GROUPS : 1][PROBED ? DIM * TILE_SIDE : TILE_SIDE * 8];
+    given_backward_rows<DIM, PROBED> rows[tile_shape::row_stages];
     __nv_bfloat16 stage[tile_shape::stages][DIM * tile_shape::keys];
     decay_tile<DECAYED, tile_shape::keys>
         decay[tile_shape::stages / 2]; /* of the keys, in every other stage */
 };
 
-template <int STAGES> struct given_backward_barriers {
-    uint64_t rows;
-    ring_barriers<STAGES> ring;
+template <int DIM, bool PROBED> struct given_backward_barriers {
+    ring_barriers<given_backward_shape<DIM, PROBED>::row_stages> rows;
+    ring_barriers<given_backward_shape<DIM, PROBED>::stages> ring;
 };
 
 /* Tensor maps of the arrays. */
@@ -68,18 +80,30 @@ static __device__ __forceinline__ void load_rows_of_groups(__nv_bfloat16 (*tile)
     }
 }
 
+/* What forward saved of a block's rows, into the L2 cache. */
+template <int DIM, bool PROBED>
+static __device__ __forceinline__ void prefetch_saved(const loam_problem &p, const local_saved &saved,
+                                                      const row_block &block)
+{
+    const int64_t at = local_row(&p, &block.s, block.h, block.i0) * DIM;
+    prefetch_l2((const float *)saved.vbar + at, block.rows * DIM * 4);
+    if constexpr (PROBED) prefetch_l2((const float *)saved.value_shift + at, block.rows * DIM * 4);
+}
+
+/* The rows of a block, then its tiles. */
 template <int DIM, bool PROBED, bool DECAYED>
-static __device__ __forceinline__ void produce_tiles(
-    given_backward_shared<DIM, PROBED, DECAYED> &sm,
-    given_backward_barriers<given_backward_shape<DIM, PROBED>::stages> &bar, const given_backward_maps &maps,
-    const loam_args &a, const row_block &block)
+static __device__ __forceinline__ void produce_block(given_backward_shared<DIM, PROBED, DECAYED> &sm,
+                                                     given_backward_barriers<DIM, PROBED> &bar,
+                                                     const given_backward_maps &maps, const loam_args &a,
+                                                     const row_block &block, unsigned row_count,
+                                                     unsigned &count)
 {
     typedef given_backward_shape<DIM, PROBED> tile_shape;
-    barrier_expect(&bar.rows, tile_shape::row_tiles * sizeof sm.query);
-    load_rows_of_groups<DIM>(sm.query, maps.q, block, &bar.rows);
-    load_rows_of_groups<DIM>(sm.grad_o, maps.grad_o, block, &bar.rows);
-    if constexpr (PROBED) load_rows_of_groups<DIM>(sm.probe, maps.probe, block, &bar.rows);
-    unsigned count = 0;
+    given_backward_rows<DIM, PROBED> &rows = sm.rows[row_count % tile_shape::row_stages];
+    uint64_t *const rows_full = ring_acquire(bar.rows, row_count, tile_shape::row_tiles * sizeof rows.query);
+    load_rows_of_groups<DIM>(rows.query, maps.q, block, rows_full);
+    load_rows_of_groups<DIM>(rows.grad_o, maps.grad_o, block, rows_full);
+    if constexpr (PROBED) load_rows_of_groups<DIM>(rows.probe, maps.probe, block, rows_full);
     const int64_t origin = DECAYED ? decay_origin(a, block.s, block.h) : 0;
     for (int j = block.first; j < block.last; j += tile_shape::keys) {
 #pragma unroll
@@ -145,9 +169,10 @@ static __device__ __forceinline__ float grad_o_times(const __nv_bfloat16 *grad_o
 }
 
 /* The constants of a warpgroup's rows; waits for the tile of do. */
-template <int DIM, bool PROBED>
-static __device__ __forceinline__ row_constants row_constants_of(const __nv_bfloat16 *grad_o, uint64_t *full,
-                                                                 const loam_problem &p,
+template <int DIM, bool PROBED, int STAGES>
+static __device__ __forceinline__ row_constants row_constants_of(const __nv_bfloat16 *grad_o,
+                                                                 ring_barriers<STAGES> &ring,
+                                                                 unsigned row_count, const loam_problem &p,
                                                                  const local_saved &saved,
                                                                  const row_block &block, const row_pair &r)
 {
@@ -177,7 +202,7 @@ static __device__ __forceinline__ row_constants row_constants_of(const __nv_bflo
                                       ((const float *)saved.tbar)[2 * at + 1];
         }
     }
-    barrier_wait(full, 0);
+    ring_wait(ring, row_count);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const float gbar = grad_o_times<DIM>(grad_o, r.at[row] % TILE_SIDE, vbar[row]);
@@ -330,15 +355,15 @@ static __device__ __forceinline__ void clear_unseen_probe(tile_products<DIM, PRO
 }
 
 /* Issues s and u, each in a group of its own. */
-template <int DIM, bool PROBED, bool DECAYED>
+template <int DIM, bool PROBED>
 static __device__ __forceinline__ void issue_scores(tile_products<DIM, PROBED> &tile,
-                                                    const given_backward_shared<DIM, PROBED, DECAYED> &sm,
-                                                    int group, const __nv_bfloat16 *keys)
+                                                    const given_backward_rows<DIM, PROBED> &rows, int group,
+                                                    const __nv_bfloat16 *keys)
 {
-    multiply_rows<DIM>(tile.s, sm.query[group], keys, false);
+    multiply_rows<DIM>(tile.s, rows.query[group], keys, false);
     wgmma_commit();
     if constexpr (PROBED) {
-        multiply_rows<DIM>(tile.u, sm.probe[group], keys, false);
+        multiply_rows<DIM>(tile.u, rows.probe[group], keys, false);
         wgmma_commit();
     }
 }
@@ -363,32 +388,34 @@ static __device__ __forceinline__ void issue_gradients(row_gradients<DIM, PROBED
 
 /* Releases the tiles from key j on, which none of the warpgroup's rows sees, and keeps the turns. */
 template <int KEYS, int STAGES>
-static __device__ __forceinline__ void skip_tiles(given_backward_barriers<STAGES> &bar, unsigned count, int j,
+static __device__ __forceinline__ void skip_tiles(ring_barriers<STAGES> &ring, unsigned &count, int j,
                                                   int last, int group)
 {
     for (; j < last; j += KEYS, count += 2) {
-        ring_wait(bar.ring, count);
-        ring_release(bar.ring, count);
-        ring_wait(bar.ring, count + 1);
-        ring_release(bar.ring, count + 1);
+        ring_wait(ring, count);
+        ring_release(ring, count);
+        ring_wait(ring, count + 1);
+        ring_release(ring, count + 1);
         pingpong_wait(group);
         pingpong_arrive(group);
     }
 }
 
-/* The sweep of a consumer warpgroup over the tiles of the block. */
+/* The sweep of a consumer warpgroup over the tiles of the block, from stage number `count` on. */
 template <int DIM, bool PROBED, bool SCALED, bool DECAYED>
-static __device__ __forceinline__ void sweep_rows(
-    row_gradients<DIM, PROBED> &f, scale_sums &sums, given_backward_shared<DIM, PROBED, DECAYED> &sm,
-    given_backward_barriers<given_backward_shape<DIM, PROBED>::stages> &bar, const row_block &block,
-    const row_constants &rows)
+static __device__ __forceinline__ void sweep_rows(row_gradients<DIM, PROBED> &f, scale_sums &sums,
+                                                  given_backward_shared<DIM, PROBED, DECAYED> &sm,
+                                                  given_backward_barriers<DIM, PROBED> &bar,
+                                                  const row_block &block, const row_constants &rows,
+                                                  unsigned row_count, unsigned &count)
 {
     typedef given_backward_shape<DIM, PROBED> tile_shape;
     constexpr int in_flight = PROBED ? 2 : 1;
     const int group = threadIdx.x / THREADS;
+    const given_backward_rows<DIM, PROBED> &own = sm.rows[row_count % tile_shape::row_stages];
     tile_products<DIM, PROBED> tile;
-    unsigned count = 0;
-    for (int j = block.first; j < rows.last; j += tile_shape::keys, count += 2) {
+    int j = block.first;
+    for (; j < rows.last; j += tile_shape::keys, count += 2) {
         __nv_bfloat16 *const keys = sm.stage[count % tile_shape::stages];
         const __nv_bfloat16 *const values = sm.stage[(count + 1) % tile_shape::stages];
         const auto *const decay = decay_of(sm.decay[count % tile_shape::stages / 2]);
@@ -397,11 +424,11 @@ static __device__ __forceinline__ void sweep_rows(
         if (j + tile_shape::keys > block.last)
             clear_tail_warpgroup<DIM, tile_shape::keys>(keys, block.last - j);
         pingpong_wait(group);
-        issue_scores(tile, sm, group, keys);
+        issue_scores(tile, own, group, keys);
         wgmma_wait<in_flight>();
-        if (count > 0) ring_release(bar.ring, count - 2);
+        if (j > block.first) ring_release(bar.ring, count - 2);
         ring_wait(bar.ring, count + 1);
-        multiply_rows<DIM>(tile.g, sm.grad_o[group], values, false);
+        multiply_rows<DIM>(tile.g, own.grad_o[group], values, false);
         wgmma_commit();
         pingpong_arrive(group);
         wgmma_wait<in_flight>();
@@ -423,9 +450,9 @@ static __device__ __forceinline__ void sweep_rows(
     }
     wgmma_wait<0>();
     wgmma_results(f);
-    if (count > 0) ring_release(bar.ring, count - 2);
-    skip_tiles<tile_shape::keys>(bar, count, block.first + (int)(count / 2) * tile_shape::keys, block.last,
-                                 group);
+    ring_release(bar.rows, row_count);
+    if (j > block.first) ring_release(bar.ring, count - 2);
+    skip_tiles<tile_shape::keys>(bar.ring, count, j, block.last, group);
 }
 
 /* ------------------------------------------------------------------ results of a row */
@@ -567,53 +594,69 @@ static __device__ __forceinline__ void put_rows(const row_gradients<DIM, PROBED>
     }
 }
 
+/* All blocks of a consumer warpgroup. */
 template <int DIM, bool PROBED, bool SCALED, bool DECAYED>
-static __device__ __forceinline__ void consume_rows(
-    given_backward_shared<DIM, PROBED, DECAYED> &sm,
-    given_backward_barriers<given_backward_shape<DIM, PROBED>::stages> &bar, const loam_problem &p,
-    const loam_args &a, const local_saved &saved, const row_arrays &arrays, const row_block &block)
+static __device__ __forceinline__ void consume_rows(given_backward_shared<DIM, PROBED, DECAYED> &sm,
+                                                    given_backward_barriers<DIM, PROBED> &bar,
+                                                    const loam_problem &p, const loam_args &a,
+                                                    const local_saved &saved, const row_arrays &arrays,
+                                                    unsigned blocks)
 {
-    const row_pair r = row_pair_of(p, block);
-    row_constants rows = row_constants_of<DIM, PROBED>(sm.grad_o[threadIdx.x / THREADS], &bar.rows, p, saved,
-                                                       block, r);
-    if constexpr (DECAYED) {
-        const local_decay_pair *const sums = decay_sums(a, block.s, block.h);
-        rows.first_odd = (int)(decay_origin(a, block.s, block.h) % 2);
-        rows.decay[0] = row_decay(sums, rows.hi[0]), rows.decay[1] = row_decay(sums, rows.hi[1]);
+    typedef given_backward_shape<DIM, PROBED> tile_shape;
+    const int group = threadIdx.x / THREADS;
+    unsigned row_count = 0, count = 0;
+    for (unsigned round = 0; has_round<given_stays<DIM, DECAYED>>(blocks, round); round++) {
+        const unsigned n = block_of_round(blocks, round);
+        if (n >= blocks) continue;
+        const row_block block = row_block_at<GIVEN_ROWS>(p, a, n);
+        if (block.rows <= 0) continue;
+        const row_pair r = row_pair_of(p, block);
+        row_constants rows = row_constants_of<DIM, PROBED>(
+            sm.rows[row_count % tile_shape::row_stages].grad_o[group], bar.rows, row_count, p, saved, block,
+            r);
+        if constexpr (DECAYED) {
+            const local_decay_pair *const sums = decay_sums(a, block.s, block.h);
+            rows.first_odd = (int)(decay_origin(a, block.s, block.h) % 2);
+            rows.decay[0] = row_decay(sums, rows.hi[0]), rows.decay[1] = row_decay(sums, rows.hi[1]);
+        }
+        scale_sums sums = {};
+        if (SCALED) sums = scale_sums_begin(rows, p);
+        row_gradients<DIM, PROBED> f = {};
+        sweep_rows<DIM, PROBED, SCALED, DECAYED>(f, sums, sm, bar, block, rows, row_count++, count);
+        put_rows<DIM, PROBED, SCALED, DECAYED>(f, sums, rows, p, a, saved, arrays, block, r);
     }
-    scale_sums sums = {};
-    if (SCALED) sums = scale_sums_begin(rows, p);
-    row_gradients<DIM, PROBED> f = {};
-    sweep_rows<DIM, PROBED, SCALED, DECAYED>(f, sums, sm, bar, block, rows);
-    put_rows<DIM, PROBED, SCALED, DECAYED>(f, sums, rows, p, a, saved, arrays, block, r);
 }
 
 template <int DIM, bool PROBED, bool SCALED, bool DECAYED>
 __global__ void __launch_bounds__(GIVEN_THREADS, 1)
     given_rows_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
-                             const local_saved saved, const row_arrays arrays,
+                             const local_saved saved, const row_arrays arrays, const unsigned blocks,
                              const __grid_constant__ given_backward_maps maps)
 {
-    typedef given_backward_shape<DIM, PROBED> tile_shape;
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
-    __shared__ given_backward_barriers<tile_shape::stages> bar;
+    __shared__ given_backward_barriers<DIM, PROBED> bar;
     given_backward_shared<DIM, PROBED, DECAYED> &sm = *(
         given_backward_shared<DIM, PROBED, DECAYED> *)swizzled_memory;
-    const row_block block = row_block_at<GIVEN_ROWS>(p, a, blockIdx.x);
-    if (block.rows <= 0) return;
     if (threadIdx.x == 0) {
-        barrier_init(&bar.rows, 1);
+        ring_init(bar.rows, GIVEN_GROUPS * 4);
         ring_init(bar.ring, GIVEN_GROUPS * 4);
         fence_async_proxy();
     }
     __syncthreads();
     if (threadIdx.x >= GIVEN_GROUPS * THREADS) {
         registers_release<24>();
-        if (threadIdx.x == GIVEN_GROUPS * THREADS) produce_tiles(sm, bar, maps, a, block);
+        if (threadIdx.x != GIVEN_GROUPS * THREADS) return;
+        unsigned row_count = 0, count = 0;
+        for_each_block<given_stays<DIM, DECAYED>>(blocks, [&](unsigned n) {
+            const row_block block = row_block_at<GIVEN_ROWS>(p, a, n);
+            if (block.rows <= 0) return;
+            if (given_stays<DIM, DECAYED> && row_count > 0) prefetch_saved<DIM, PROBED>(p, saved, block);
+            produce_block(sm, bar, maps, a, block, row_count++, count);
+        });
     } else {
         registers_acquire<240>();
         if (threadIdx.x >= THREADS) pingpong_arrive(1);
-        consume_rows<DIM, PROBED, SCALED, DECAYED>(sm, bar, p, a, saved, arrays, block);
+        consume_rows<DIM, PROBED, SCALED, DECAYED>(sm, bar, p, a, saved, arrays, blocks);
     }
 }
 
@@ -625,6 +668,8 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const row_a
 {
     typedef given_backward_shape<DIM, PROBED> tile_shape;
     const int64_t blocks = (p->len_q + GIVEN_ROWS - 1) / GIVEN_ROWS * p->batch * p->heads_q;
+    int64_t grid;
+    TRY(cuda_grid_that_stays(blocks, given_stays<DIM, DECAYED> && p->len_q <= GIVEN_SHORT, &grid, error));
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
     given_backward_maps maps = {};
     TRY(query_map_make(&maps.q, p, &a->q, TILE_SIDE, error));
@@ -636,7 +681,8 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const row_a
     TRY(cuda_allow_shared((const void *)given_rows_kernel_hopper<DIM, PROBED, SCALED, DECAYED>, shared,
                           error));
     given_rows_kernel_hopper<DIM, PROBED, SCALED, DECAYED>
-        <<<(unsigned)blocks, GIVEN_THREADS, shared, (cudaStream_t)a->stream>>>(*p, *a, saved, *rows, maps);
+        <<<(unsigned)grid, GIVEN_THREADS, shared, (cudaStream_t)a->stream>>>(*p, *a, saved, *rows,
+                                                                             (unsigned)blocks, maps);
     return cuda_launched("given_rows_kernel_hopper", error);
 }
 

@@ -5,7 +5,8 @@
  *
  *     dv_j = sum_i p (1 - u) do_i,   dk_j = sum_i (scale ds q_i - p E rho_i + p (1 - u) y_i)
  *
- * A third warpgroup produces: one thread issues bulk copies, one warp writes the terms of the rows. Products
+ * A third warpgroup produces: one thread issues bulk copies, other warps write the terms of the rows. Where
+ * sequences are short, thread blocks stay, and the next block's keys are copied during this one. Products
  * come out as [key][query], so that weights are operands from registers, and dk and dv stay in registers.
  *
  * rho and y of LLA have more digits than bf16. A tile takes one part of them and of the weights, or two
@@ -14,6 +15,7 @@
  * one tile are in flight while the scores of the next are issued, with element-wise work between. All others
  * come one at a time, with masks.
  */
+#include "src/gpu/blocks.cuh"
 #include "src/local/hopper/backward_key_stream.cuh"
 #include "src/local/hopper/maps.cuh"
 
@@ -537,12 +539,12 @@ static __device__ __forceinline__ void put_key_gradients(const key_gradients<DIM
     }
 }
 
-/* The state of the first 64 rows of the sequence: row_arrays.state counts such blocks from the sequence's
- * end. */
+/* The state of the first 64 rows of the sequence of block n: row_arrays.state counts such blocks from the
+ * sequence's end. */
 static __device__ __forceinline__ const int32_t *first_state(const loam_problem &p, const row_arrays &arrays,
-                                                             const key_block &block)
+                                                             const key_block &block, unsigned n)
 {
-    const int64_t last = (p.len_q + ROWS - 1) / ROWS - 1, sequence = blockIdx.x / p.heads_kv % p.batch;
+    const int64_t last = (p.len_q + ROWS - 1) / ROWS - 1, sequence = n / p.heads_kv % p.batch;
     return arrays.state + (last * p.batch + sequence) * p.heads_q + block.first_head;
 }
 
@@ -553,43 +555,43 @@ static __device__ __forceinline__ void init_barriers(key_pass_shared<DIM, DIRECT
         barrier_init(&sm.ring.full[n], 1 + 32); /* the copies, and each lane of produce_terms */
         barrier_init(&sm.ring.empty[n], KEY_GROUPS * 4);
     }
-    barrier_init(&sm.keys_full, 1);
+    ring_init(sm.key_ring, KEY_GROUPS * 4);
     fence_async_proxy();
 }
 
+/* What all roles know of block n. */
+template <int DIM, int DIRECTIONS> struct key_task {
+    typedef key_shape<DIM, DIRECTIONS> tile_shape;
+    key_block block;
+    key_view v;
+    tile_walk t;
+
+    __device__ __forceinline__ key_task(const loam_problem &p, const loam_args &a, const row_arrays &arrays,
+                                        unsigned n)
+        : block(key_block_at<KEY_ROWS>(p, a, n, tile_shape::queries)),
+          v(key_view_of(p, block.s, tile_shape::solved ? first_state(p, arrays, block, n) : NULL)), t{
+              block.first, 0, (int)(block.tiles * (p.heads_q / p.heads_kv))
+          }
+    {
+    }
+};
+
+/* Block number block_count of a consumer warpgroup, from stage number `count` on. */
 template <int DIM, int DIRECTIONS, bool DECAYED>
-__global__ void __launch_bounds__(KEY_THREADS, 1)
-    key_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
-                      const row_arrays arrays, const key_directions directions,
-                      const __grid_constant__ key_maps maps)
+static __device__ __forceinline__ void consume_block(key_pass_shared<DIM, DIRECTIONS> &sm,
+                                                     const loam_problem &p, const loam_args &a,
+                                                     const key_task<DIM, DIRECTIONS> &task, bool by_max,
+                                                     unsigned group, unsigned block_count, unsigned &count)
 {
     typedef key_shape<DIM, DIRECTIONS> tile_shape;
-    extern __shared__ __align__(1024) unsigned char swizzled_memory[];
-    key_pass_shared<DIM, DIRECTIONS> &sm = *(key_pass_shared<DIM, DIRECTIONS> *)swizzled_memory;
-    const key_block block = key_block_at<KEY_ROWS>(p, a, blockIdx.x, tile_shape::queries);
-    if (block.stored <= 0) return;
-    const key_view v = key_view_of(p, block.s, tile_shape::solved ? first_state(p, arrays, block) : NULL);
-    const tile_walk t = { block.first, 0, (int)(block.tiles * (p.heads_q / p.heads_kv)) };
-    if (threadIdx.x == 0) init_barriers(sm);
-    __syncthreads();
-    const bool by_max = tile_shape::solved && p.ridge_unit == LOAM_RIDGE_MAX;
-    const unsigned group = warp_uniform(threadIdx.x / 128);
-    if (group == KEY_GROUPS) {
-        registers_release<24>();
-        if (threadIdx.x == KEY_GROUPS * 128)
-            produce_tiles<DIM, DIRECTIONS>(sm, maps, block, v, t);
-        else if (threadIdx.x / 32 == KEY_GROUPS * 4 + 1)
-            produce_terms<DIM, DIRECTIONS, DECAYED>(sm, p, a, arrays, directions, block, v, by_max, t);
-        return;
-    }
-    registers_acquire<240>();
-    const int j = block.j0 + (int)group * TILE_SIDE,
+    constexpr bool held = tile_shape::keys_held && tile_shape::values_held;
+    const int j = task.block.j0 + (int)group * TILE_SIDE,
               row = j + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     const float scale = (float)p.scale;
-    key_consumer<DIM, DIRECTIONS, DECAYED> wg = { sm,     block,
-                                                  v,      t,
+    key_consumer<DIM, DIRECTIONS, DECAYED> wg = { sm,     task.block,
+                                                  task.v, task.t,
                                                   0,      group,
-                                                  0,      0,
+                                                  0,      count,
                                                   j,      { row, row + 8 },
                                                   scale,  (float)(p.scale * 1.4426950408889634),
                                                   by_max, {},
@@ -598,12 +600,53 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
     key_gradients<DIM> sum;
     clear_sums<DIM>(sum.dk);
     clear_sums<DIM>(sum.dv);
-    barrier_wait(&sm.keys_full, 0);
+    ring_wait(sm.key_ring, block_count);
     wg.keys.load(sm.keys[group]);
     wg.values.load(sm.values[group]);
+    if constexpr (held && !DECAYED) ring_release(sm.key_ring, block_count);
     consume_tiles(sum, wg, a);
+    if constexpr (!held && !DECAYED) ring_release(sm.key_ring, block_count);
+    count = wg.count;
     put_key_gradients(sum, wg, a);
     if constexpr (DECAYED) put_last_decay_sums(wg, (int)(p.heads_q / p.heads_kv), a);
+}
+
+template <int DIM, int DIRECTIONS, bool DECAYED>
+__global__ void __launch_bounds__(KEY_THREADS, 1)
+    key_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                      const row_arrays arrays, const key_directions directions, const unsigned blocks,
+                      const __grid_constant__ key_maps maps)
+{
+    typedef key_shape<DIM, DIRECTIONS> tile_shape;
+    extern __shared__ __align__(1024) unsigned char swizzled_memory[];
+    key_pass_shared<DIM, DIRECTIONS> &sm = *(key_pass_shared<DIM, DIRECTIONS> *)swizzled_memory;
+    if (threadIdx.x == 0) init_barriers(sm);
+    __syncthreads();
+    const bool by_max = tile_shape::solved && p.ridge_unit == LOAM_RIDGE_MAX;
+    const unsigned group = warp_uniform(threadIdx.x / 128), warp = warp_uniform(threadIdx.x % 128 / 32);
+    unsigned block_count = 0, count = 0, turn = warp - 1;
+    if (group == KEY_GROUPS) {
+        registers_release<24>();
+        if (warp == 0 ? threadIdx.x % 32 != 0 : warp > tile_shape::term_warps) return;
+        for_each_block<!DECAYED>(blocks, [&](unsigned n) {
+            const key_task<DIM, DIRECTIONS> task(p, a, arrays, n);
+            if (task.block.stored <= 0) return;
+            if (warp == 0)
+                produce_tiles<DIM, DIRECTIONS>(sm, maps, task.block, task.v, task.t, block_count++, count);
+            else
+                produce_terms<DIM, DIRECTIONS, DECAYED>(sm, p, a, arrays, directions, task.block, task.v,
+                                                        by_max, task.t, turn, count);
+        });
+        return;
+    }
+    registers_acquire<240>();
+    for (unsigned round = 0; has_round<!DECAYED>(blocks, round); round++) {
+        const unsigned n = block_of_round(blocks, round);
+        if (n >= blocks) continue;
+        const key_task<DIM, DIRECTIONS> task(p, a, arrays, n);
+        if (task.block.stored <= 0) continue;
+        consume_block<DIM, DIRECTIONS, DECAYED>(sm, p, a, task, by_max, group, block_count++, count);
+    }
 }
 
 /* ------------------------------------------------------------------ the launches */
@@ -661,6 +704,9 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const row_a
 {
     const int64_t blocks = (p->len_kv + KEY_ROWS - 1) / KEY_ROWS * p->batch * p->heads_kv;
     const cudaStream_t stream = (cudaStream_t)a->stream;
+    int64_t grid;
+    const bool stays = !DECAYED && p->len_kv <= KEY_SHORT && p->len_q <= KEY_SHORT;
+    TRY(cuda_grid_that_stays(blocks, stays, &grid, error));
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
     arena pool = { (char *)memory, 0 };
     const key_directions directions = key_directions_carve(p, &pool);
@@ -674,7 +720,7 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const row_a
     constexpr size_t shared = sizeof(key_pass_shared<DIM, DIRECTIONS>);
     TRY(cuda_allow_shared((const void *)key_kernel_hopper<DIM, DIRECTIONS, DECAYED>, shared, error));
     key_kernel_hopper<DIM, DIRECTIONS, DECAYED>
-        <<<(unsigned)blocks, KEY_THREADS, shared, stream>>>(*p, *a, *rows, directions, maps);
+        <<<(unsigned)grid, KEY_THREADS, shared, stream>>>(*p, *a, *rows, directions, (unsigned)blocks, maps);
     return cuda_launched("key_kernel_hopper", error);
 }
 

@@ -14,7 +14,8 @@ enum {
     KEY_GROUPS = 2,
     KEY_ROWS = KEY_GROUPS * TILE_SIDE,
     KEY_THREADS = (KEY_GROUPS + 1) * 128,
-    KEY_STAGES = 4
+    KEY_STAGES = 4,
+    KEY_SHORT = 1024 /* up to so many tokens thread blocks stay */
 };
 
 /* The tiles of a stage. */
@@ -31,6 +32,10 @@ template <int DIM, int DIRECTIONS> struct key_shape {
     static constexpr int tiles = 2 + DIRECTIONS;
     static constexpr int tile = DIM * queries;
     static constexpr bool solved = DIRECTIONS == SOLVED_PROBE;
+    /* Warps that write the terms of rows, of a tile each in turn. A tile in two parts has two stages: a warp
+     * that waits for one two rounds of the ring ahead of the last it waited for would not know the rounds
+     * apart, as it would with three warps, a tile of two stages each. */
+    static constexpr unsigned term_warps = solved ? 1 : 3;
     /* Operands from registers where there is room: reading them from shared memory would take all its
      * bandwidth. */
     static constexpr bool keys_held = DIM == 64 || DIRECTIONS == NO_DIRECTION,
@@ -44,7 +49,7 @@ template <int DIM, int DIRECTIONS> struct key_pass_shared {
     __nv_bfloat16 stage[KEY_STAGES][tile_shape::tiles][tile_shape::tile];
     alignas(16) float terms[KEY_STAGES][TERMS][tile_shape::queries];
     ring_barriers<KEY_STAGES> ring;
-    uint64_t keys_full;
+    ring_barriers<1> key_ring; /* keys and values of a block */
     float decay[KEY_STAGES][2]
                [tile_shape::queries]; /* G of the rows, hi and lo (local/decay.h), where scores decay */
 };
@@ -197,21 +202,22 @@ static __device__ __forceinline__ void load_queries(key_pass_shared<DIM, DIRECTI
     }
 }
 
-/* The producer thread: the keys and values of the block, then all tiles of queries. Where the directions of a
- * tile have two parts, the next stage has the lo parts. */
+/* The producer thread: the keys and values of block number `block_count`, then all tiles of queries, from
+ * stage number `count` on. Where the directions of a tile have two parts, the next stage has the lo parts. */
 template <int DIM, int DIRECTIONS>
 static __device__ __forceinline__ void produce_tiles(key_pass_shared<DIM, DIRECTIONS> &sm,
                                                      const key_maps &maps, const key_block &block,
-                                                     const key_view &v, tile_walk t)
+                                                     const key_view &v, tile_walk t, unsigned block_count,
+                                                     unsigned &count)
 {
     typedef key_shape<DIM, DIRECTIONS> tile_shape;
-    barrier_expect(&sm.keys_full, KEY_ROWS * DIM * 4);
+    uint64_t *const full = ring_acquire(sm.key_ring, block_count, KEY_ROWS * DIM * 4);
     for (int n = 0; n < KEY_GROUPS; n++) {
         const int token = (int)block.s.k0 + block.j0 + n * TILE_SIDE;
-        load_tile<DIM>(sm.keys[n], maps.k, &sm.keys_full, token, (int)block.h_kv, (int)block.s.b);
-        load_tile<DIM>(sm.values[n], maps.v, &sm.keys_full, token, (int)block.h_kv, (int)block.s.b);
+        load_tile<DIM>(sm.keys[n], maps.k, full, token, (int)block.h_kv, (int)block.s.b);
+        load_tile<DIM>(sm.values[n], maps.v, full, token, (int)block.h_kv, (int)block.s.b);
     }
-    for (unsigned count = 0; t.left > 0; advance<tile_shape::queries>(t, block)) {
+    for (; t.left > 0; advance<tile_shape::queries>(t, block)) {
         load_queries<DIM, DIRECTIONS>(sm, maps.query, block, t, 0, count++);
         if (tile_shape::solved && needs_two_parts(v, t.head, t.i))
             load_queries<DIM, DIRECTIONS>(sm, maps.lo, block, t, TILE_RHO, count++);
@@ -236,19 +242,27 @@ static __device__ __forceinline__ float4 row_terms(const row_arrays &arrays, con
                        DIRECTIONS > NO_DIRECTION ? b.w : 0);
 }
 
-/* The producer warp of terms: a lane has rows lane + 32 n of a tile. A stage of lo parts gets no terms. */
+/* A producer warp of terms: those of tiles `turn`, turn + term_warps, ... from this block's first on, since
+ * what it loads of one tile comes late; then turn is that of the next block. A lane has rows lane + 32 n of a
+ * tile. A stage of lo parts gets no terms. */
 template <int DIM, int DIRECTIONS, bool DECAYED>
 static __device__ __forceinline__ void produce_terms(key_pass_shared<DIM, DIRECTIONS> &sm,
                                                      const loam_problem &p, const loam_args &a,
                                                      const row_arrays &arrays,
                                                      const key_directions &directions, const key_block &block,
-                                                     const key_view &v, bool by_max, tile_walk t)
+                                                     const key_view &v, bool by_max, tile_walk t,
+                                                     unsigned &turn, unsigned &count)
 {
     typedef key_shape<DIM, DIRECTIONS> tile_shape;
     const int lane = threadIdx.x % 32;
-    for (unsigned count = 0; t.left > 0; advance<tile_shape::queries>(t, block)) {
+    for (; t.left > 0; advance<tile_shape::queries>(t, block)) {
         const bool two_parts = tile_shape::solved && needs_two_parts(v, t.head, t.i);
         const unsigned stage = count % KEY_STAGES;
+        if (turn > 0) {
+            turn--, count += 1 + two_parts;
+            continue;
+        }
+        turn = tile_shape::term_warps - 1;
         const int64_t row = local_row(&p, &block.s, block.first_head + t.head, t.i + lane);
         float4 own[tile_shape::queries / 32];
 #pragma unroll

@@ -9,6 +9,7 @@
  * values also overlaps with the weights of the next tile. The last warpgroup produces: one warp copies keys
  * and values, one thread the rows, and one warp computes decays. Scores and their maxima are to base 2.
  */
+#include "src/gpu/blocks.cuh"
 #include "src/gpu/ring.cuh"
 #include "src/local/cuda/forward.h"
 #include "src/local/cuda/given.cuh"
@@ -49,17 +50,6 @@ template <int DIM, bool PROBED, bool DECAYED> struct given_forward_shared {
 struct given_forward_maps {
     CUtensorMap q, k, v, probe;
 };
-
-/* Calls use(n) for each block of rows n that this thread block has; all roles go through them in this order.
- * Every other round of the grid runs backwards: late rows see the most keys, and each thread block thus gets
- * its share of them. */
-template <class F> static __device__ __forceinline__ void for_each_block(unsigned blocks, F use)
-{
-    for (unsigned round = 0; round * gridDim.x < blocks; round++) {
-        const unsigned n = round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-        if (n < blocks) use(n);
-    }
-}
 
 /* ------------------------------------------------------------------ copies */
 
@@ -685,14 +675,6 @@ __global__ void __launch_bounds__(given_forward_shape<DIM, PROBED>::threads, 1)
 
 /* ------------------------------------------------------------------ the launches */
 
-static loam_status multiprocessors(int *count, loam_error *error)
-{
-    int device = 0;
-    TRY(cuda_check(cudaGetDevice(&device), "the current device", error));
-    return cuda_check(cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device),
-                      "multiprocessors of the device", error);
-}
-
 template <int DIM, bool PROBED, bool DECAYED>
 static loam_status launch(const loam_problem *p, const loam_args *a, loam_error *error)
 {
@@ -702,7 +684,7 @@ static loam_status launch(const loam_problem *p, const loam_args *a, loam_error 
     constexpr size_t shared = sizeof(given_forward_shared<DIM, PROBED, DECAYED>);
     given_forward_maps maps;
     int most = 0;
-    TRY(multiprocessors(&most, error));
+    TRY(cuda_multiprocessors(&most, error));
     TRY(query_map_make(&maps.q, p, &a->q, ROWS, error));
     TRY(key_map_make(&maps.k, p, &a->k, tile_shape::keys, error));
     TRY(key_map_make(&maps.v, p, &a->v, tile_shape::keys, error));
