@@ -357,9 +357,11 @@ static void read_attention(reader *r, lm_config *out)
     if (!own) return;
     if (!json_is_object(own)) wrong(r, "loam_attention", own, "an object");
     const char *name = text_of(r, own, "mechanism", "softmax");
-    if (!lm_config_attention(out, name) || (out->architecture == LM_BERT && strcmp(name, "softmax") != 0))
+    const bool known = lm_config_attention(out, name), encoder = out->architecture == LM_BERT;
+    if (!known ||
+        (encoder && ((out->mechanism != LOAM_SOFTMAX && out->mechanism != LOAM_LINEAR) || out->forgets)))
         wrong(r, "mechanism", value_of(own, "mechanism"),
-              out->architecture == LM_BERT ? "softmax" : "softmax, lla, parallax, fox or features");
+              encoder ? "softmax or features" : "softmax, lla, parallax, fox or features");
     if (!r->status) refuse_keys(r, out, own);
     if (!r->status && out->mechanism == LOAM_LLA) read_ridge(r, out, own);
     if (!r->status && out->mechanism == LOAM_LINEAR) read_features(r, out, own);

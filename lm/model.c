@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "lm/model.h"
 
+#include "lm/encoder.h"
 #include "lm/hybrid.h"
 #include "lm/loaded.h"
 #include "lm/manner.h"
@@ -58,6 +59,7 @@ struct lm_text {
     matrix hidden;
     window_room window;
     hybrid_room hybrid;
+    encoder_room encoder;
 };
 
 static int failed(const loam_error *from, io_error *error)
@@ -122,7 +124,8 @@ static loam_problem problem_of(const lm_text *t, attended what)
     p.decay = t->options.own && c->forgets;
     if (t->batch > 1) p.batch = t->batch, p.len_kv = what.queries;
     if (features) manner_features_problem(features, &p);
-    if (elu) p.feature_map = LOAM_FEATURES_ELU, p.normalise = 1, p.scale = 0, p.len_kv = p.len_q;
+    if (elu)
+        p.feature_map = LOAM_FEATURES_ELU, p.normalise = 1, p.scale = 0, p.len_kv = p.len_q, p.causal = 1;
     if (is_split(t, &p)) p.batch = t->splits, p.len_kv = SPLIT, p.causal = 0;
     if (its.mechanism != LOAM_LLA) return p;
     p.ridge_unit = t->options.own ? c->ridge_unit : t->options.ridge_unit;
@@ -211,7 +214,7 @@ static void take_all(lm_text *t)
         const int64_t rows = f && t->most < t->room ? t->most : room;
         t->keys[i] = memory_matrix(&t->memory, on->operand, 1, rows, kv);
         t->values[i] = memory_matrix(&t->memory, on->operand, 1, rows, kv);
-        if (f)
+        if (f && c->architecture != LM_BERT)
             t->states[i] = memory_matrix(&t->memory, LOAM_F32, 1,
                                          manner_features_heads(f, c) * manner_state_rows(c), f->features);
         if (forgets) t->decays[i] = memory_matrix(&t->memory, on->dtype, 1, room, c->heads_q);
@@ -288,6 +291,7 @@ void lm_text_close(lm_text *t)
     drop_plans(t);
     window_close(&t->window, t->of->on);
     hybrid_close(&t->hybrid);
+    encoder_close(&t->encoder);
     memory work = { .gpu = t->of->on->gpu, .base = t->work };
     memory_close(&work);
     memory_close(&t->memory);
@@ -491,6 +495,8 @@ static int attend_heads(lm_text *t, attended what, matrix o, matrix q, io_error 
     if (split) split_args(t, parts, lse, &args);
     if (elu) args.lens_kv = NULL;
     if (features) features_args(t, features, what, &args);
+    if ((elu || features) && t->of->config->architecture == LM_BERT)
+        return encoder_attend(&t->encoder, on, plan, &args, error);
     if (loam_run(plan, &args, &reason)) return failed(&reason, error);
     if (split) on->op->merge_parts(on, out, parts, lse);
     return 0;
