@@ -206,7 +206,8 @@ static void close_drawing(drawing *g)
 static int draw_text(drawing *g, const work *w, int64_t layer, int64_t head, int64_t text, random_stream from,
                      int64_t first, int64_t end, io_error *error)
 {
-    const int64_t d = w->s->channels, count = w->a->tokens;
+    const int64_t d = w->s->channels,
+                  count = w->a->begins[text / w->s->queries + 1] - w->a->begins[text / w->s->queries];
     double *const x = g->rows, *const y = x + count * d;
     draw_pairs some;
     if (first == end) return 0;

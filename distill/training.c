@@ -39,7 +39,13 @@ static void take_arrays(training *t)
     }
 }
 
-static feature_loss loss_of(const training *t, int64_t layer, int64_t head, const double *x, const double *y)
+static int64_t tokens_of(const training *t, int64_t window)
+{
+    return t->a->begins[window + 1] - t->a->begins[window];
+}
+
+static feature_loss loss_of(const training *t, int64_t layer, int64_t head, int64_t tokens, const double *x,
+                            const double *y)
 {
     const student_layer *l = &t->s->layer[layer];
     return (feature_loss){ .kind = t->options.loss,
@@ -47,7 +53,7 @@ static feature_loss loss_of(const training *t, int64_t layer, int64_t head, cons
                            .largest = t->largest[layer * t->s->heads + head],
                            .sinks = t->options.sinks,
                            .window = t->options.window,
-                           .tokens = t->a->tokens,
+                           .tokens = tokens,
                            .channels = t->s->channels,
                            .features = l->used[head],
                            .x = x,
@@ -56,12 +62,12 @@ static feature_loss loss_of(const training *t, int64_t layer, int64_t head, cons
                            .log_alpha = l->log_alpha + head * l->features };
 }
 
-/* x and y of a window, and the workspace of its loss, of any layer. */
+/* x and y of the longest window, and the workspace of its loss, of any layer. */
 static size_t work_doubles(const training *t)
 {
     size_t most = 0;
     for (int64_t i = 0; i < t->s->layers; i++) {
-        const feature_loss loss = loss_of(t, i, 0, NULL, NULL);
+        const feature_loss loss = loss_of(t, i, 0, t->a->tokens, NULL, NULL);
         const size_t its = feature_loss_doubles(&loss);
         if (its > most) most = its;
     }
@@ -107,10 +113,11 @@ static bool open_optimisers(training *t)
 static void find_largest(training *t, int64_t place, double *work)
 {
     const student *s = t->s;
-    const int64_t T = t->a->tokens, d = s->channels;
-    double *const x = work, *const y = x + T * d, most = -HUGE_VAL;
+    const int64_t d = s->channels;
+    double *const x = work, *const y = x + t->a->tokens * d, most = -HUGE_VAL;
     for (int64_t n = 0; n < t->a->windows * s->queries; n++) {
-        student_rows(s, t->a, place / s->heads, place % s->heads, n % s->queries, n / s->queries, x, y);
+        const int64_t window = n / s->queries, T = tokens_of(t, window);
+        student_rows(s, t->a, place / s->heads, place % s->heads, n % s->queries, window, x, y);
         for (int64_t i = 0; i < T; i++)
             for (int64_t j = 0; j < (t->a->causal ? i + 1 : T); j++) {
                 double product = 0;
@@ -195,15 +202,16 @@ static void head_gradients(training *t, int64_t layer, int64_t head, double *wor
     double *const grad_z = (double *)t->z[layer].g.data + head * M * d,
                   *const grad_log_alpha = (double *)t->log_alpha[layer].g.data + head * M;
     const double part = 1 / (double)(t->options.batch * s->queries);
-    feature_loss its = loss_of(t, layer, head, x, y);
     memset(grad_z, 0, (size_t)(M * d) * sizeof *grad_z);
     memset(grad_log_alpha, 0, (size_t)M * sizeof *grad_log_alpha);
-    for (int64_t i = 0; i < t->options.batch; i++)
+    for (int64_t i = 0; i < t->options.batch; i++) {
+        feature_loss its = loss_of(t, layer, head, tokens_of(t, t->chosen[i]), x, y);
         for (int64_t n = 0; n < s->queries; n++) {
             student_rows(s, t->a, layer, head, n, t->chosen[i], x, n == 0 ? y : NULL);
             its.gain = student_gain_of_used(s, layer, head, n);
             loss += part * feature_loss_run(&its, grad_z, grad_log_alpha, rest);
         }
+    }
     for (int64_t e = 0; e < M * d; e++)
         grad_z[e] *= part;
     for (int64_t e = 0; e < M; e++)
