@@ -52,8 +52,8 @@ const char *student_start_name(int start); /* NULL beyond the last */
 int student_begin(student *s, const activations *a, student_start start, uint64_t seed, int threads,
                   io_error *error);
 
-/* x = sqrt(scale) A q and y = sqrt(scale) B (k - r) [its tokens][channels] of a window, of a head's n-th query
- * head. y NULL: not wanted. */
+/* x = sqrt(scale) A q and y = sqrt(scale) B (k - r) [its tokens][channels] of a window, of a head's n-th
+ * query head. y NULL: not wanted. */
 void student_rows(const student *s, const activations *a, int64_t layer, int64_t head, int64_t n,
                   int64_t window, double *x, double *y);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Linear attention of an encoder, whose queries see all keys. The library's recurrence goes over a text twice:
- * keys and values into a state, then queries from that state, with keys that weigh nothing. */
+ * Linear attention of an encoder, whose queries see all keys. The library's recurrence goes over a text
+ * twice: keys and values into a state, then queries from that state, with keys that weigh nothing. */
 #ifndef LOAM_LM_ENCODER_H
 #define LOAM_LM_ENCODER_H
 

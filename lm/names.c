@@ -121,7 +121,8 @@ static const lm_name table[FAMILIES][LM_PARTS] = {
         [LM_FEATURE_ALPHA] = { "encoder.layer.%.attention.self.loam_features.log_alpha", LM_ROWS, LM_WHOLE },
         [LM_FEATURE_SHIFT] = { "encoder.layer.%.attention.self.loam_features.shift", LM_ROWS, LM_WHOLE },
         [LM_FEATURE_BALANCE] = { "encoder.layer.%.attention.self.loam_features.balance", LM_ROWS, LM_WHOLE },
-        [LM_FEATURE_BALANCE_KEYS] = { "encoder.layer.%.attention.self.loam_features.balance_keys", LM_ROWS, LM_WHOLE },
+        [LM_FEATURE_BALANCE_KEYS] = { "encoder.layer.%.attention.self.loam_features.balance_keys", LM_ROWS,
+                                      LM_WHOLE },
     },
     [LM_NAMES_GGUF] = {
         [LM_EMBED] = { "token_embd.weight", LM_ROWS, LM_WHOLE },

@@ -230,8 +230,10 @@ static const char *const refused[][2] = {
     { OF("gpt2", "\"n_layer\":1,\"n_head\":1,\"loam_attention\":{\"mechanism\":\"features\","
                  "\"features\":[1]}"),
       "features of heads of 768 channels; expected at most 512" },
-    { OF("bert", "\"loam_attention\":{\"mechanism\":\"fox\"}"), "'mechanism' is \"fox\"; expected softmax or" },
-    { OF("bert", "\"loam_attention\":{\"mechanism\":\"lla\"}"), "'mechanism' is \"lla\"; expected softmax or" },
+    { OF("bert", "\"loam_attention\":{\"mechanism\":\"fox\"}"),
+      "'mechanism' is \"fox\"; expected softmax or f" },
+    { OF("bert", "\"loam_attention\":{\"mechanism\":\"lla\"}"),
+      "'mechanism' is \"lla\"; expected softmax or f" },
     { OF("bert", "\"is_decoder\":true"), "'is_decoder' is true; expected none" },
     { OF("bert", "\"type_vocab_size\":0"), "the number of token types is 0" },
 };
