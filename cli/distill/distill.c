@@ -53,7 +53,7 @@ static int check(request *r, io_error *error)
     int status = names_choose("loss", r->loss, loss_word, &kind, error);
     if (!status) status = names_choose("strategy", r->strategy, strategy_name, &r->how, error);
     r->training.loss = (feature_loss_kind)kind, r->training.seed = (uint64_t)r->seed;
-    if (!status && dof_budget_check(&r->budget, error)) return EXIT_USAGE;
+    if (!status && r->budget.mean > 0 && dof_budget_check(&r->budget, error)) return EXIT_USAGE;
     if (!status && r->hybrid > 0 && r->training.steps > 0 && kind != FEATURE_LOSS_SOFTMAX)
         return io_fail(error, EXIT_USAGE, "--hybrid: trains by the softmax loss; leave --loss out");
     return !status && r->out ? experiment_check_out(r->out, error) : status;
@@ -64,17 +64,19 @@ static int read_request(request *r, int argc, char **argv, const char **model, b
     *r = (request){
         .words = lm_words_default(), .windows = 64, .layer = -1, .measured_windows = 8, .measured_steps = 100
     };
-    r->budget = (dof_budget){ .mean = 64, .unit = 8, .most = LOAM_MAX_DIM };
+    r->budget = (dof_budget){ .unit = 8, .most = LOAM_MAX_DIM };
     r->choice.tokens = 4096, r->choice.context = 512;
     r->training = training_options_default();
     const option_row rows[] = {
         { "calibration", OPTION_TEXT, &r->calibration, 0, 0, "FILE,..", "texts that features are fitted to" },
-        { "windows", OPTION_INT, &r->windows, 1, 1e6, "N", "of them, of whole context; default 64" },
-        { "text", OPTION_TEXT, &r->texts, 0, 0, "FILE,..", "texts that are predicted" },
+        { "windows", OPTION_INT, &r->windows, 1, 1e6, "N",
+          "of them, of whole context; of an encoder lines; default 64" },
+        { "text", OPTION_TEXT, &r->texts, 0, 0, "FILE,..",
+          "texts that are predicted; of an encoder lines whose vectors are compared" },
         { "tokens", OPTION_INT, &r->choice.tokens, 1, 1e9, "N", "of these, of each as many; default 4096" },
         { "context", OPTION_INT, &r->choice.context, 2, 1e6, "N", "tokens of a window; default 512" },
         { "features", OPTION_INT, &r->budget.mean, 1, LOAM_MAX_DIM, "M",
-          "of a head in the mean; default 64" },
+          "of a head in the mean; default 64, of an encoder a head's channels" },
         { "unit", OPTION_INT, &r->budget.unit, 1, LOAM_MAX_DIM, "N",
           "features are multiples of it; default 8" },
         { "strategy", OPTION_TEXT, &r->strategy, 0, 0, "NAME",
@@ -127,6 +129,8 @@ typedef struct command {
     shares shares;
     double *flushed; /* [layers], of the last student */
     progress bar;
+    dof_budget budget;
+    bool encoder;
 } command;
 
 static void count_one(void *bar) { progress_add(bar, 1); }
@@ -135,7 +139,7 @@ static int share_features(command *c, io_error *error)
 {
     const request *r = c->r;
     strategy_problem p = { .how = strategy_at(r->how),
-                           .budget = r->budget,
+                           .budget = c->budget,
                            .from = &c->from,
                            .seed = r->training.seed,
                            .measured = { .windows = r->measured_windows,
@@ -145,13 +149,30 @@ static int share_features(command *c, io_error *error)
     return strategy_share(&p, &c->shares, &whole, error);
 }
 
+/* What depends on the model: the number of features, and an encoder's limits. */
+static int suit(command *c, io_error *error)
+{
+    const lm_config *config = lm_model_config(c->session.model);
+    c->encoder = config->architecture == LM_BERT, c->budget = c->r->budget;
+    if (c->budget.mean == 0) c->budget.mean = c->encoder ? config->head_dim : 64;
+    if (c->encoder && c->session.on.gpu && c->r->training.steps > 0)
+        return io_fail(error, EXIT_USAGE,
+                       "--backend cuda: features of an encoder are trained on the CPU; expected --steps 0 or "
+                       "--backend cpu");
+    if (c->encoder && c->r->hybrid > 0)
+        return io_fail(error, EXIT_USAGE, "--hybrid %" PRId64 ": the model's tokens see those after them",
+                       c->r->hybrid);
+    return dof_budget_check(&c->budget, error);
+}
+
 static int open_all(command *c, io_error *error)
 {
     const request *r = c->r;
-    const distillation_choice choice = { r->calibration, r->windows, r->choice.context, r->budget.mean,
-                                         r->shared };
     int status = lm_session_open(&c->session, c->model, &r->words, error);
     if (!status) status = distillation_check(&c->session, c->model, error);
+    if (!status) status = suit(c, error);
+    const distillation_choice choice = { r->calibration, r->windows, r->choice.context, c->budget.mean,
+                                         r->shared };
     if (!status)
         status = ridge_plan_open(&c->plan, &r->choice, c->session.model, c->session.tokens, r->texts, error);
     if (!status) status = trial_open(&c->trial, &c->plan, c->session.model, error);
@@ -202,7 +223,8 @@ static int finish(command *c, const student *s, io_error *error)
 {
     c->flushed = calloc((size_t)c->from.of.layers, sizeof *c->flushed);
     if (!c->flushed) return io_fail(error, EXIT_INTERNAL, "out of memory for shares");
-    const int status = student_flushed(s, &c->from.of, c->session.on.threads, c->flushed, error);
+    const int status = c->encoder ? 0
+                                  : student_flushed(s, &c->from.of, c->session.on.threads, c->flushed, error);
     return !status && c->r->out ? save_model(c, s, error) : status;
 }
 
@@ -258,7 +280,8 @@ static int measure_all(command *c, const char *path, io_error *error)
     const distill_arm *arm;
     int status = 0;
     for (int i = 0; !status && (arm = distill_arm_at(i)); i++)
-        if (arm->form != FORM_TRAINED || c->r->training.steps > 0)
+        if ((arm->form != FORM_TRAINED || c->r->training.steps > 0) &&
+            (arm->form != FORM_WINDOW || !c->encoder))
             status = measure_arm(c, arm, path, i == last, error);
     return status;
 }
@@ -295,22 +318,35 @@ static void print_hybrid(const command *c)
                DISTILL_SINKS, c->r->hybrid, features);
 }
 
-static void print(const command *c)
+/* A mean of -log p, or of cosines. */
+static double mean_of(const command *c, trial_value v) { return c->encoder ? 1 - v.mean : v.mean; }
+
+static void print_inputs(const command *c)
 {
-    const trial *t = &c->trial;
-    printf("%" PRId64 " windows of %" PRId64 " tokens calibrate, %" PRId64 " windows are predicted; %" PRId64
+    const char *const calibrate = c->encoder ? "lines of at most" : "windows of",
+                      *const judge = c->encoder ? "lines are compared" : "windows are predicted";
+    printf("%" PRId64 " %s %" PRId64 " tokens calibrate, %" PRId64 " %s; %" PRId64
            " features of a %s head in the mean, %s\n",
-           c->from.of.windows, c->from.of.tokens, c->plan.window_count, c->r->budget.mean,
+           c->from.of.windows, calibrate, c->from.of.tokens, c->plan.window_count, judge, c->budget.mean,
            c->r->shared ? "key" : "query", c->r->layer < 0 ? "all layers" : "one layer");
     shares_print(&c->shares, c->from.of.layers);
+    if (c->encoder) return;
     printf("window: softmax over the first %d tokens and the last %" PRId64 "\n", DISTILL_SINKS,
            distillation_window(lm_model_config(c->session.model), &c->from.choice));
     print_hybrid(c);
     print_flushed(c);
-    printf("\n%-16s %8s %9s %7s %7s\n", "attention", "NLL", "more", "error", "gap");
+}
+
+static void print(const command *c)
+{
+    const trial *t = &c->trial;
+    print_inputs(c);
+    printf("\n%-16s %8s %9s %7s %7s\n", "attention", c->encoder ? "cosine" : "NLL",
+           c->encoder ? "less" : "more", "error", "gap");
     for (int arm = 0; arm < t->count; arm++) {
         const trial_value v = trial_value_of(t, arm);
-        printf("%-16s %8.4f %+9.4f %7.4f %7.3f\n", t->names[arm], v.mean, v.more, v.error, gap_of(t, arm));
+        printf("%-16s %8.4f %+9.4f %7.4f %7.3f\n", t->names[arm], mean_of(c, v), v.more, v.error,
+               gap_of(t, arm));
     }
 }
 
@@ -321,10 +357,11 @@ static int write_csv(const command *c, const char *path, io_error *error)
     const int status = out_open(&file, path, error);
     if (status) return status;
     FILE *out = out_stream(file);
-    fputs("attention,nll,more,error,gap\n", out);
+    fprintf(out, "attention,%s,error,gap\n", c->encoder ? "cosine,less" : "nll,more");
     for (int arm = 0; arm < t->count; arm++) {
         const trial_value v = trial_value_of(t, arm);
-        fprintf(out, "%s,%.9g,%.9g,%.9g,%.9g\n", t->names[arm], v.mean, v.more, v.error, gap_of(t, arm));
+        fprintf(out, "%s,%.9g,%.9g,%.9g,%.9g\n", t->names[arm], mean_of(c, v), v.more, v.error,
+                gap_of(t, arm));
     }
     return out_commit(file, error);
 }

@@ -14,8 +14,6 @@ static const double lambda = 0x1p-8; /* of degrees of freedom, that of loam dof 
 int distillation_check(const lm_session *s, const char *path, io_error *error)
 {
     const lm_config *c = lm_model_config(s->model);
-    if (c->architecture == LM_BERT)
-        return io_fail(error, EXIT_USAGE, "%s: distillation is of models that predict", path);
     if (c->mechanism != LOAM_SOFTMAX || c->forgets)
         return io_fail(error, EXIT_USAGE, "%s: its attention is %s; expected softmax", path,
                        lm_config_attention_name(c));
@@ -26,15 +24,28 @@ int distillation_check(const lm_session *s, const char *path, io_error *error)
 
 static void count_one(void *bar) { progress_add(bar, 1); }
 
-/* Whole windows of the calibration's texts; tokens [windows][context]. */
-static int take_windows(const distillation *d, const ridge_plan *p, int32_t *ids, int64_t *count,
-                        io_error *error)
+/* What is read: ids one window after another. */
+typedef struct taken {
+    int32_t *ids;
+    int64_t *lengths;
+    int64_t count, tokens;
+} taken;
+
+static void take(taken *t, const ridge_plan *p, int64_t n)
 {
-    *count = 0;
-    for (int64_t n = 0; n < p->window_count && *count < d->choice.windows; n++)
-        if (p->windows[n].at.inputs == p->choice.context)
-            ridge_inputs(p, &p->windows[n], ids + (*count)++ * p->choice.context);
-    if (*count > 0) return 0;
+    ridge_inputs(p, &p->windows[n], t->ids + t->tokens);
+    t->tokens += t->lengths[t->count++] = p->windows[n].at.inputs;
+}
+
+/* Whole windows of the calibration's texts; of an encoder lines, evenly by length, as which they are sorted. */
+static int take_windows(const distillation *d, const ridge_plan *p, taken *t, io_error *error)
+{
+    const int64_t there = p->window_count, most = d->choice.windows, lines = there < most ? there : most;
+    for (int64_t n = 0; p->encoder && n < lines; n++)
+        take(t, p, n * there / lines);
+    for (int64_t n = 0; !p->encoder && n < there && t->count < most; n++)
+        if (p->windows[n].at.inputs == p->choice.context) take(t, p, n);
+    if (t->count > 0) return 0;
     return io_fail(error, EXIT_INPUT, "--calibration %s: no window of %" PRId64 " tokens",
                    d->choice.calibration, p->choice.context);
 }
@@ -62,19 +73,23 @@ static int read_windows(distillation *d, io_error *error)
     const lm_session *s = d->session;
     const int64_t context = d->choice.context;
     const ridge_choice choice = { .context = context, .tokens = tokens_wanted(&d->choice) };
+    const size_t most = (size_t)d->choice.windows;
     ridge_plan p;
     progress bar;
-    int64_t count = 0;
+    taken t = { 0 };
     int status = ridge_plan_open(&p, &choice, s->model, s->tokens, d->choice.calibration, error);
     if (status) return status;
-    int32_t *ids = calloc((size_t)d->choice.windows, (size_t)context * sizeof *ids);
-    status = ids ? take_windows(d, &p, ids, &count, error)
-                 : io_fail(error, EXIT_INTERNAL, "out of memory for windows");
-    progress_begin(&bar, "calibration", count);
-    if (!status) status = activations_open(&d->of, s->model, ids, count, context, count_one, &bar, error);
+    t.ids = calloc(most, (size_t)context * sizeof *t.ids);
+    t.lengths = calloc(most, sizeof *t.lengths);
+    status = t.ids && t.lengths ? take_windows(d, &p, &t, error)
+                                : io_fail(error, EXIT_INTERNAL, "out of memory for windows");
+    progress_begin(&bar, "calibration", t.count);
+    if (!status)
+        status = activations_open_texts(&d->of, s->model, t.ids, t.lengths, t.count, count_one, &bar, error);
     progress_end(&bar);
-    if (!status) d->checksum = checksum(ids, count * context);
-    free(ids);
+    if (!status) d->checksum = checksum(t.ids, t.tokens);
+    free(t.ids);
+    free(t.lengths);
     ridge_plan_close(&p);
     return status;
 }

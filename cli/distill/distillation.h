@@ -10,7 +10,7 @@ enum { DISTILL_SINKS = 4 }; /* of the window */
 
 typedef struct distillation_choice {
     const char *calibration;  /* paths with commas between */
-    int64_t windows, context; /* windows of so many tokens */
+    int64_t windows, context; /* windows of so many tokens; of an encoder lines of at most as many */
     int64_t features;         /* of a head in the mean */
     bool shared;              /* a state for the queries that share keys */
 } distillation_choice;
@@ -41,7 +41,7 @@ int distillation_needs(distillation *d, dof_mode mode, uint64_t seed, const doub
 /* Tokens of a window whose keys and values are as many numbers as the states of a layer, M (d + 1) of a
  * head; at least one. */
 int64_t distillation_window(const lm_config *c, const distillation_choice *choice);
-/* How a text is read by an arm; features: of its student. */
+/* How a text is read by an arm; features: of its student. The window is none of encoders. */
 lm_options distillation_options(const distill_arm *arm, const lm_config *c, const distillation_choice *choice,
                                 const lm_features *features);
 

@@ -205,6 +205,67 @@ static void test_model(void **state)
     assert_non_null(strstr(told.err, "its attention is features; expected softmax"));
 }
 
+enum { LINES = 3, NUMBERS = 3 * 1024 };
+
+/* The vectors that `loam lm embed` wrote; returns how many numbers each has. */
+static int64_t read_vectors(const char *path, float *out)
+{
+    unsigned char head[10];
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    assert_int_equal(fread(head, 1, sizeof head, file), sizeof head);
+    assert_int_equal(fseek(file, 10 + head[8] + 256 * head[9], SEEK_SET), 0);
+    const size_t count = fread(out, sizeof *out, NUMBERS, file);
+    fclose(file);
+    assert_true(count > 0 && count < NUMBERS && count % LINES == 0);
+    return (int64_t)count / LINES;
+}
+
+static int64_t embed(const char *model, float *out)
+{
+    const outcome told = run_loam("lm embed %s --tokenizer " TOKENIZER " --text lines.txt --out e.npy",
+                                  model);
+    expect_status(&told, 0);
+    return read_vectors("e.npy", out);
+}
+
+/* An encoder's students turn the vectors of lines as their files do; no arm has a window. */
+static void test_encoder(void **state)
+{
+    static float vectors[2][NUMBERS];
+    static const char *const words[] = { "normal", "balanced pairs", "elu + 1" };
+    (void)state;
+    make_texts();
+    const outcome lines = run_shell("cat t.txt u.txt | grep . >lines.txt");
+    expect_status(&lines, 0);
+    for (int trained = 0; trained < 2; trained++) {
+        double cosine = 0;
+        const outcome told = run_loam("distill " MODELS "bert --tokenizer " TOKENIZER " --calibration " TEXTS
+                                      " --text " TEXTS
+                                      " --context 32 --windows 3 --batch 2 --features 8 --steps %d --out n%d",
+                                      8 * trained, trained);
+        expect_status(&told, 0);
+        assert_non_null(strstr(told.out, "3 lines of at most"));
+        assert_non_null(strstr(told.out, " calibrate, 3 lines are compared; 8 features of a query head"));
+        assert_null(strstr(told.out, "window"));
+        assert_null(strstr(told.out, "e^-20"));
+        assert_true(fabs(nll_of(&told, "softmax") - 1) < 1e-6);
+        for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+            assert_true(nll_of(&told, words[i]) < 0.9999 && nll_of(&told, words[i]) > -1);
+        const int64_t width = embed(MODELS "bert", vectors[0]);
+        assert_int_equal(embed(trained ? "n1" : "n0", vectors[1]), width);
+        for (int64_t e = 0; e < LINES * width; e++)
+            cosine += (double)vectors[0][e] * (double)vectors[1][e] / LINES;
+        assert_true(fabs(cosine - nll_of(&told, trained ? "trained" : "balanced pairs")) < 1e-4);
+    }
+    const outcome rows = run_shell(
+        "head -1 n1/results.csv; awk -F, 'NR > 1 && NF == 5' n1/results.csv | wc -l");
+    assert_string_equal(rows.out, "attention,cosine,less,error,gap\n9\n");
+    const outcome told = run_loam("lm info n1");
+    expect_status(&told, 0);
+    assert_non_null(strstr(told.out, "8 of each query head in the mean, 2 of 2 layers"));
+}
+
 static void test_refused(void **state)
 {
     (void)state;
@@ -217,9 +278,10 @@ static void test_refused(void **state)
     told = run_loam(BASE "--layer 99 --steps 0");
     expect_status(&told, 2);
     assert_non_null(strstr(told.err, "layer 99: the model has"));
-    told = run_loam("distill " MODELS "bert --tokenizer " TOKENIZER " --calibration t.txt --text t.txt");
+    told = run_loam("distill " MODELS "bert --tokenizer " TOKENIZER
+                    " --calibration t.txt --text t.txt --context 32 --features 12");
     expect_status(&told, 2);
-    assert_non_null(strstr(told.err, "models that predict"));
+    assert_non_null(strstr(told.err, "--features 12: expected a multiple of --unit 8"));
 }
 
 int main(void)
@@ -227,7 +289,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table),   cmocka_unit_test(test_strategies), cmocka_unit_test(test_heads),
         cmocka_unit_test(test_hybrid),  cmocka_unit_test(test_resumed),    cmocka_unit_test(test_model),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_encoder), cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }
