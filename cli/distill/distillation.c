@@ -37,7 +37,7 @@ static void take(taken *t, const ridge_plan *p, int64_t n)
     t->tokens += t->lengths[t->count++] = p->windows[n].at.inputs;
 }
 
-/* Whole windows of the calibration's texts; of an encoder lines, evenly by length, as which they are sorted. */
+/* Whole windows of the calibration's texts; of an encoder lines, evenly among all, sorted by length. */
 static int take_windows(const distillation *d, const ridge_plan *p, taken *t, io_error *error)
 {
     const int64_t there = p->window_count, most = d->choice.windows, lines = there < most ? there : most;

@@ -33,8 +33,8 @@ int trial_run(trial *t, const char *name, const lm_options *options, void (*told
 /* Forgets the last arm. */
 void trial_drop(trial *t);
 
-/* The mean of -log p by token, or of 1 - cosine by line, and how much more that is than arm 0's, with one standard error over windows;
- * NaN of a single one. */
+/* The mean of -log p by token, or of 1 - cosine by line, and how much more that is than arm 0's, with one
+ * standard error over windows; NaN of a single one. */
 typedef struct trial_value {
     double mean, more, error;
 } trial_value;

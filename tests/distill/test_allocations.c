@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Every allocation fails once: each time an error that says so, and nothing is left behind. */
 #include "distill/balance.h"
+#include "distill/cascade.h"
 #include "distill/checkpoint.h"
 #include "distill/flushed.h"
 #include "distill/reading.h"
@@ -83,6 +84,21 @@ static int begin(io_error *error)
     return status;
 }
 
+static int pass_layer(io_error *error)
+{
+    student s;
+    cascade c;
+    int status = student_open(&s, &of.of, features, false, error);
+    if (status) return status;
+    status = cascade_open(&c, of.model, &s, &of.of, of.ids[0], error);
+    assert_int_equal(status != 0, c.text == NULL);
+    if (!status) status = cascade_look(&c, error);
+    if (!status) status = cascade_pass(&c, error);
+    cascade_close(&c);
+    student_close(&s);
+    return status;
+}
+
 static int train(io_error *error)
 {
     training_options o = training_options_default();
@@ -113,6 +129,12 @@ static void test_student(void **state)
     fail_each(begin, 20);
 }
 
+static void test_cascade(void **state)
+{
+    (void)state;
+    fail_each(pass_layer, 15);
+}
+
 static void test_training(void **state)
 {
     (void)state;
@@ -124,6 +146,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_windows),
         cmocka_unit_test(test_student),
+        cmocka_unit_test(test_cascade),
         cmocka_unit_test(test_training),
     };
     return cmocka_run_group_tests(tests, open_scene, close_scene);
