@@ -34,7 +34,7 @@ typedef struct request {
     ridge_choice choice; /* of what is predicted */
     int64_t windows, layer, seed, measured_windows, measured_steps, hybrid;
     dof_budget budget;
-    bool shared;
+    bool shared, cascade;
     int how; /* the strategy */
     training_options training;
 } request;
@@ -56,6 +56,9 @@ static int check(request *r, io_error *error)
     if (!status && r->budget.mean > 0 && dof_budget_check(&r->budget, error)) return EXIT_USAGE;
     if (!status && r->hybrid > 0 && r->training.steps > 0 && kind != FEATURE_LOSS_SOFTMAX)
         return io_fail(error, EXIT_USAGE, "--hybrid: trains by the softmax loss; leave --loss out");
+    if (!status && r->cascade && r->layer >= 0)
+        return io_fail(error, EXIT_USAGE, "--cascade with --layer %" PRId64 ": expected all layers",
+                       r->layer);
     return !status && r->out ? experiment_check_out(r->out, error) : status;
 }
 
@@ -90,6 +93,8 @@ static int read_request(request *r, int argc, char **argv, const char **model, b
           "also exact sinks and a window of W tokens beside fewer features; default: not" },
         { "layer", OPTION_INT, &r->layer, 0, 1e6, "N", "the one layer without softmax; default all" },
         { "loss", OPTION_TEXT, &r->loss, 0, 0, "NAME", "softmax (default), l2row or l2" },
+        { "cascade", OPTION_FLAG, &r->cascade, 0, 0, NULL,
+          "also a student whose layers are trained one after the other, on what those before it make" },
         { "steps", OPTION_INT, &r->training.steps, 0, 1e9, "N", "of training; default 2000, 0: none" },
         { "batch", OPTION_INT, &r->training.batch, 1, 1e6, "N", "windows of a step; default 8" },
         { "rate", OPTION_REAL, &r->training.rate, 1e-9, 10, "X", "of z; default 0.02" },
@@ -228,15 +233,21 @@ static int finish(command *c, const student *s, io_error *error)
     return !status && c->r->out ? save_model(c, s, error) : status;
 }
 
-static int train(command *c, student *s, const char *path, io_error *error)
+static int train(command *c, const distill_arm *arm, student *s, const char *path, io_error *error)
 {
-    const fit by = { c->r->training, path, interval, INFINITY, count_one, &c->bar };
+    const bool cascade = arm->form == FORM_CASCADE;
+    char parts[EXPERIMENT_PATH];
+    snprintf(parts, sizeof parts, "%s/cascade", c->r->out ? c->r->out : "");
+    const fit by = { c->r->training, path && cascade ? parts : path, interval, INFINITY, count_one, &c->bar };
     bool whole;
-    progress_begin(&c->bar, "training", by.options.steps);
-    const int status = fit_run(&c->from, s, &by, &whole, error);
+    progress_begin(&c->bar, arm->name, by.options.steps * (cascade ? c->from.of.layers : 1));
+    const int status = cascade ? fit_cascade(&c->from, s, &by, &whole, error)
+                               : fit_run(&c->from, s, &by, &whole, error);
     progress_end(&c->bar);
     return status;
 }
+
+static bool is_trained(const distill_arm *a) { return a->form == FORM_TRAINED || a->form == FORM_CASCADE; }
 
 /* last: its student is the one that is kept. */
 static int measure_arm(command *c, const distill_arm *arm, const char *path, bool last, io_error *error)
@@ -246,7 +257,7 @@ static int measure_arm(command *c, const distill_arm *arm, const char *path, boo
     if (!distill_arm_has_features(arm)) return measure(c, arm, NULL, 0, error);
     status = distillation_begin(&c->from, &s, arm, c->shares.features, c->shares.used, c->r->training.seed,
                                 error);
-    if (!status && arm->form == FORM_TRAINED) status = train(c, &s, path, error);
+    if (!status && is_trained(arm)) status = train(c, arm, &s, path, error);
     if (!status) status = measure(c, arm, &s, 0, error);
     if (!status && last) status = finish(c, &s, error);
     student_close(&s);
@@ -274,15 +285,25 @@ static int measure_hybrids(command *c, const char *path, io_error *error)
     return status || c->r->training.steps == 0 ? status : measure_hybrid(c, BESIDE_TRAINED, path, error);
 }
 
+static bool is_wanted(const command *c, const distill_arm *a)
+{
+    switch (a->form) {
+    case FORM_WINDOW: return !c->encoder;
+    case FORM_TRAINED: return c->r->training.steps > 0;
+    case FORM_CASCADE: return c->r->training.steps > 0 && c->r->cascade;
+    default: return true;
+    }
+}
+
 static int measure_all(command *c, const char *path, io_error *error)
 {
-    const int last = distill_arm_find(c->r->training.steps > 0 ? "trained" : "balanced pairs");
+    const int last = distill_arm_find(c->r->training.steps == 0 ? "balanced pairs"
+                                      : c->r->cascade           ? "cascade"
+                                                                : "trained");
     const distill_arm *arm;
     int status = 0;
     for (int i = 0; !status && (arm = distill_arm_at(i)); i++)
-        if ((arm->form != FORM_TRAINED || c->r->training.steps > 0) &&
-            (arm->form != FORM_WINDOW || !c->encoder))
-            status = measure_arm(c, arm, path, i == last, error);
+        if (is_wanted(c, arm)) status = measure_arm(c, arm, path, i == last, error);
     return status;
 }
 

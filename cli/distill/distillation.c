@@ -88,7 +88,7 @@ static int read_windows(distillation *d, io_error *error)
         status = activations_open_texts(&d->of, s->model, t.ids, t.lengths, t.count, count_one, &bar, error);
     progress_end(&bar);
     if (!status) d->checksum = checksum(t.ids, t.tokens);
-    free(t.ids);
+    d->ids = t.ids;
     free(t.lengths);
     ridge_plan_close(&p);
     return status;
@@ -107,6 +107,7 @@ void distillation_close(distillation *d)
 {
     student_close(&d->calibrated);
     activations_close(&d->of);
+    free(d->ids);
     for (size_t i = 0; i < sizeof d->needs / sizeof *d->needs; i++)
         free(d->needs[i]);
     *d = (distillation){ 0 };

@@ -19,7 +19,8 @@ typedef struct distillation {
     distillation_choice choice;
     const lm_session *session;
     activations of;
-    uint64_t checksum;  /* of the windows' tokens */
+    int32_t *ids;       /* of the windows, one after another */
+    uint64_t checksum;  /* of these */
     student calibrated; /* shift and balance of all heads; of layers 0 until one is wanted */
     double *needs[2];   /* [layers][heads_q] of DOF_REL and DOF_ATTN; NULL until they are wanted */
 } distillation;

@@ -18,4 +18,9 @@ typedef struct fit {
 /* *whole: all steps are taken; else the checkpoint has those that were. */
 int fit_run(const distillation *d, student *s, const fit *f, bool *whole, io_error *error);
 
+/* Likewise layer by layer, as many steps each, of a student that has its numbers of features alone
+ * (distill/cascade.h); "cascade" as the path makes cascade-0.safetensors and so
+ * on. */
+int fit_cascade(const distillation *d, student *s, const fit *f, bool *whole, io_error *error);
+
 #endif

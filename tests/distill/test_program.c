@@ -205,6 +205,34 @@ static void test_model(void **state)
     assert_non_null(strstr(told.err, "its attention is features; expected softmax"));
 }
 
+/* Beside the student whose layers are trained side by side; what is kept is the cascade, and goes on. */
+static void test_cascade(void **state)
+{
+    (void)state;
+    make_texts();
+    outcome told = run_loam(BASE "--features 8 --steps 6 --cascade --out c");
+    expect_status(&told, 0);
+    const double cascade = nll_of(&told, "cascade");
+    assert_true(fabs(cascade - nll_of(&told, "trained")) > 1e-4);
+    assert_true(fabs(cascade - nll_of(&told, "balanced pairs")) > 1e-4);
+    told = run_loam("lm eval c --text " TEXTS " --context 16");
+    expect_status(&told, 0);
+    double nll = 0;
+    const char *const line = strstr(told.out, "\nall ");
+    assert_true(line && sscanf(line, "\nall %*d %lf", &nll) == 1);
+    assert_true(fabs(nll - cascade) < 2e-4);
+    const outcome cut = run_shell("cp c/cascade-0.safetensors 0; rm c/cascade-1.safetensors");
+    expect_status(&cut, 0);
+    told = run_loam(BASE "--features 8 --steps 6 --cascade --out c --threads 1");
+    expect_status(&told, 0);
+    assert_true(fabs(nll_of(&told, "cascade") - cascade) < 1e-9);
+    const outcome same = run_shell("cmp c/cascade-0.safetensors 0 && ls c/cascade-1.safetensors");
+    expect_status(&same, 0);
+    told = run_loam(BASE "--steps 6 --cascade --layer 1");
+    expect_status(&told, 2);
+    assert_non_null(strstr(told.err, "--cascade with --layer 1: expected all layers"));
+}
+
 enum { LINES = 3, NUMBERS = 3 * 1024 };
 
 /* The vectors that `loam lm embed` wrote; returns how many numbers each has. */
@@ -289,7 +317,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table),   cmocka_unit_test(test_strategies), cmocka_unit_test(test_heads),
         cmocka_unit_test(test_hybrid),  cmocka_unit_test(test_resumed),    cmocka_unit_test(test_model),
-        cmocka_unit_test(test_encoder), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_cascade), cmocka_unit_test(test_encoder),    cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }
