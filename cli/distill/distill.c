@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * loam distill: a pretrained Transformer whose softmax attention becomes positive random features. */
+#define _POSIX_C_SOURCE 200809L
 #include "cli/command.h"
 #include "cli/distill/beside.h"
 #include "cli/distill/strategy.h"
@@ -14,11 +15,13 @@
 #include "distill/reading.h"
 #include "io/out_file.h"
 #include "lm/chat.h"
+#include "lm/path.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char USAGE[] = "loam distill MODEL --calibration FILE[,FILE..] --text FILE[,FILE..] [options]";
 static const char ABOUT[] =
@@ -205,6 +208,27 @@ static int measure(command *c, const distill_arm *arm, const student *s, int64_t
     return status;
 }
 
+/* How many tokens of a sentence an encoder reads is told by a file of its own (loam lm embed). */
+static int copy_length(const command *c, io_error *error)
+{
+    static const char name[] = "sentence_bert_config.json";
+    char path[EXPERIMENT_PATH], *from = NULL, *text = NULL;
+    size_t bytes = 0;
+    out_file *file;
+    int status = lm_path(&from, c->model, name, error);
+    if (!status && access(from, F_OK) == 0) {
+        status = lm_text_file(&text, &bytes, from, error);
+        snprintf(path, sizeof path, "%s/%s", c->r->out, name);
+        if (!status && !(status = out_open(&file, path, error))) {
+            fwrite(text, 1, bytes, out_stream(file));
+            status = out_commit(file, error);
+        }
+    }
+    free(text);
+    free(from);
+    return status;
+}
+
 /* The student as a folder that loam lm reads. */
 static int save_model(const command *c, const student *s, io_error *error)
 {
@@ -220,7 +244,7 @@ static int save_model(const command *c, const student *s, io_error *error)
         status = lm_folder_write(&folder, i, path, error);
     }
     free(template);
-    return status;
+    return !status && c->encoder ? copy_length(c, error) : status;
 }
 
 /* What is kept of the last student: how its states fare, and where --out says so the model. */

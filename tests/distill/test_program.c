@@ -286,6 +286,15 @@ static void test_encoder(void **state)
             cosine += (double)vectors[0][e] * (double)vectors[1][e] / LINES;
         assert_true(fabs(cosine - nll_of(&told, trained ? "trained" : "balanced pairs")) < 1e-4);
     }
+    /* What is cut of long sentences is cut by the student too. */
+    outcome cut = run_shell("cp -r " MODELS "bert cutter && chmod -R u+w cutter && "
+                            "echo '{\"max_seq_length\": 10}' >cutter/sentence_bert_config.json");
+    expect_status(&cut, 0);
+    cut = run_loam("distill cutter --tokenizer " TOKENIZER " --calibration " TEXTS " --text " TEXTS
+                   " --context 32 --features 8 --steps 0 --out n2");
+    expect_status(&cut, 0);
+    cut = run_shell("cmp cutter/sentence_bert_config.json n2/sentence_bert_config.json && ! ls n1/sentence*");
+    expect_status(&cut, 0);
     const outcome rows = run_shell(
         "head -1 n1/results.csv; awk -F, 'NR > 1 && NF == 5' n1/results.csv | wc -l");
     assert_string_equal(rows.out, "attention,cosine,less,error,gap\n9\n");
