@@ -24,7 +24,7 @@ static void logarithms(const student_layer *l, int64_t head, const double *y, in
     const int64_t M = l->used[head];
     const double *alpha = l->log_alpha + head * l->features;
     cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)tokens, (int)M, (int)d, 1, y, (int)d,
-                l->z + head * l->features * d, (int)d, 0, logs, (int)M);
+                (l->z_keys ? l->z_keys : l->z) + head * l->features * d, (int)d, 0, logs, (int)M);
     for (int64_t t = 0; t < tokens; t++) {
         const double half = cblas_ddot((int)d, y + t * d, 1, y + t * d, 1) / 2;
         for (int64_t m = 0; m < M; m++)

@@ -61,6 +61,7 @@ void student_close(student *s)
     for (int64_t i = 0; s->layer && i < s->layers; i++) {
         free(s->layer[i].used);
         free(s->layer[i].z);
+        free(s->layer[i].z_keys);
         free(s->layer[i].log_alpha);
         free(s->layer[i].shift);
         free(s->layer[i].balance);
@@ -164,6 +165,32 @@ void student_rows(const student *s, const activations *a, int64_t layer, int64_t
     map(t.q, t.q_row, t.count, d, sqrt(t.scale), NULL, l->balance + head * d * d, x);
     if (y)
         map(t.k, t.k_row, t.count, d, sqrt(t.scale), l->shift + head * d, l->balance_keys + head * d * d, y);
+}
+
+static void put(float *out, const double *from, int64_t d)
+{
+    for (int64_t c = 0; c < d; c++)
+        out[c] = (float)from[c];
+}
+
+void student_wide_row(const student *s, int64_t layer, student_array which, int64_t row, float *out)
+{
+    const student_layer *l = &s->layer[layer];
+    const int64_t d = s->channels, head = row / (2 * d), i = row % (2 * d);
+    memset(out, 0, 2 * (size_t)d * sizeof *out);
+    switch (which) {
+    case STUDENT_Z:
+        put(out, l->z + row * d, d);
+        put(out + d, l->z_keys + row * d, d);
+        break;
+    case STUDENT_SHIFT: put(out + d, l->shift + row * d, d); break;
+    case STUDENT_BALANCE:
+        if (i < d) put(out, l->balance + (head * d + i) * d, d);
+        break;
+    case STUDENT_BALANCE_KEYS:
+        if (i >= d) put(out + d, l->balance_keys + (head * d + i - d) * d, d);
+        break;
+    }
 }
 
 /* ---- beginnings */
@@ -282,6 +309,18 @@ static void forget_unused(student *s)
             l->log_alpha[head * M + m] = no_weight;
         }
     }
+}
+
+int student_untie(student *s, io_error *error)
+{
+    for (int64_t i = 0; i < s->layers; i++) {
+        student_layer *const l = &s->layer[i];
+        const size_t bytes = (size_t)(s->heads * l->features * s->channels) * sizeof *l->z;
+        l->z_keys = malloc(bytes);
+        if (!l->z_keys) return io_fail(error, EXIT_INTERNAL, "out of memory for features of keys");
+        memcpy(l->z_keys, l->z, bytes);
+    }
+    return 0;
 }
 
 int student_begin(student *s, const activations *a, student_start start, uint64_t seed, int threads,

@@ -10,6 +10,7 @@ typedef struct student_layer {
     int64_t features;               /* M, of each head */
     int64_t *used;                  /* [heads]: of these, by student_use; the others have no weight */
     double *z, *log_alpha;          /* [heads][M][channels], [heads][M] */
+    double *z_keys;                 /* as z: of keys, whose log alpha it is; NULL: z */
     double *shift;                  /* [heads][channels]: subtracted from keys */
     double *balance, *balance_keys; /* [heads][channels][channels]: A of queries, B of keys */
     double *gain;                   /* [heads][queries]: beside a window, by student_gains (gains.h); 0 */
@@ -51,6 +52,14 @@ const char *student_start_name(int start); /* NULL beyond the last */
 /* z and log alpha of all heads; the same bits for any number of threads. */
 int student_begin(student *s, const activations *a, student_start start, uint64_t seed, int threads,
                   io_error *error);
+
+/* From now on keys have a z of their own, which begins as that of queries; once, after student_begin. */
+int student_untie(student *s, io_error *error);
+
+/* The arrays of an untied student as lm_features has them, rows of twice the channels: row `row` of a layer's
+ * z, shift, A or B into out, float32. */
+typedef enum student_array { STUDENT_Z, STUDENT_SHIFT, STUDENT_BALANCE, STUDENT_BALANCE_KEYS } student_array;
+void student_wide_row(const student *s, int64_t layer, student_array which, int64_t row, float *out);
 
 /* x = sqrt(scale) A q and y = sqrt(scale) B (k - r) [its tokens][channels] of a window, of a head's n-th
  * query head. y NULL: not wanted. */

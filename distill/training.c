@@ -30,8 +30,9 @@ static void take_arrays(training *t)
         const int64_t rows = s->heads * l->features;
         t->z[i].x = matrix_dense(l->z, LOAM_F64, 1, rows, s->channels);
         t->log_alpha[i].x = matrix_dense(l->log_alpha, LOAM_F64, 1, s->heads, l->features);
-        for (int which = 0; which < 2; which++) {
-            parameter *const p = which ? &t->log_alpha[i] : &t->z[i];
+        if (t->untied) t->z_keys[i].x = matrix_dense(l->z_keys, LOAM_F64, 1, rows, s->channels);
+        for (int which = 0; which < (t->untied ? 3 : 2); which++) {
+            parameter *const p = which == 0 ? &t->z[i] : which == 1 ? &t->log_alpha[i] : &t->z_keys[i];
             p->g = memory_matrix(&t->room, LOAM_F64, 1, p->x.rows, p->x.width);
             p->m = memory_matrix(&t->room, LOAM_F64, 1, p->x.rows, p->x.width);
             p->v = memory_matrix(&t->room, LOAM_F64, 1, p->x.rows, p->x.width);
@@ -59,6 +60,7 @@ static feature_loss loss_of(const training *t, int64_t layer, int64_t head, int6
                            .x = x,
                            .y = y,
                            .z = l->z + head * l->features * t->s->channels,
+                           .z_keys = l->z_keys ? l->z_keys + head * l->features * t->s->channels : NULL,
                            .log_alpha = l->log_alpha + head * l->features };
 }
 
@@ -79,7 +81,9 @@ static bool take(training *t)
     const student *s = t->s;
     const size_t layers = (size_t)s->layers, heads = layers * (size_t)s->heads,
                  windows = (size_t)t->a->windows;
-    t->z = calloc(layers, sizeof *t->z);
+    t->untied = s->layer[0].z_keys != NULL;
+    t->z = calloc((t->untied ? 2 : 1) * layers, sizeof *t->z);
+    t->z_keys = t->z && t->untied ? t->z + layers : NULL;
     t->log_alpha = calloc(layers, sizeof *t->log_alpha);
     t->largest = calloc(heads, sizeof *t->largest);
     t->losses = calloc(heads, sizeof *t->losses);
@@ -103,8 +107,8 @@ static bool open_optimisers(training *t)
     const optimiser_options options = { .steps = t->options.steps, .clip = HUGE_VAL };
     const int layers = (int)t->s->layers;
     const machine *on = t->gpu ? t->options.gpu : &t->on;
-    return optimiser_open(&t->of_z, on, t->gpu ? t->gpu->z : t->z, layers, &options, &t->options.rate,
-                          NULL) &&
+    return optimiser_open(&t->of_z, on, t->gpu ? t->gpu->z : t->z, (t->untied ? 2 : 1) * layers, &options,
+                          &t->options.rate, NULL) &&
            optimiser_open(&t->of_log_alpha, on, t->gpu ? t->gpu->log_alpha : t->log_alpha, layers, &options,
                           &t->options.rate_log_alpha, NULL);
 }
@@ -200,20 +204,24 @@ static void head_gradients(training *t, int64_t layer, int64_t head, double *wor
     const int64_t M = s->layer[layer].features, d = s->channels, rows = t->a->tokens * d;
     double *const x = work, *const y = x + rows, *const rest = y + rows, loss = 0;
     double *const grad_z = (double *)t->z[layer].g.data + head * M * d,
-                  *const grad_log_alpha = (double *)t->log_alpha[layer].g.data + head * M;
+                  *const grad_log_alpha = (double *)t->log_alpha[layer].g.data + head * M,
+                  *const grad_keys = t->untied ? (double *)t->z_keys[layer].g.data + head * M * d : NULL;
     const double part = 1 / (double)(t->options.batch * s->queries);
     memset(grad_z, 0, (size_t)(M * d) * sizeof *grad_z);
     memset(grad_log_alpha, 0, (size_t)M * sizeof *grad_log_alpha);
+    if (grad_keys) memset(grad_keys, 0, (size_t)(M * d) * sizeof *grad_keys);
     for (int64_t i = 0; i < t->options.batch; i++) {
         feature_loss its = loss_of(t, layer, head, tokens_of(t, t->chosen[i]), x, y);
         for (int64_t n = 0; n < s->queries; n++) {
             student_rows(s, t->a, layer, head, n, t->chosen[i], x, n == 0 ? y : NULL);
             its.gain = student_gain_of_used(s, layer, head, n);
-            loss += part * feature_loss_run(&its, grad_z, grad_log_alpha, rest);
+            loss += part * feature_loss_run(&its, grad_z, grad_keys, grad_log_alpha, rest);
         }
     }
     for (int64_t e = 0; e < M * d; e++)
         grad_z[e] *= part;
+    for (int64_t e = 0; grad_keys && e < M * d; e++)
+        grad_keys[e] *= part;
     for (int64_t e = 0; e < M; e++)
         grad_log_alpha[e] *= part;
     t->losses[layer * s->heads + head] = loss;

@@ -26,7 +26,9 @@ typedef struct training {
     const activations *a;
     training_options options;
     machine on;
+    bool untied;              /* the student is */
     parameter *z, *log_alpha; /* [layers], of host memory; x is the student's own */
+    parameter *z_keys;        /* [layers] of untied students, behind z */
     training_gpu *gpu;        /* what is trained, and z and log alpha its copy; NULL: on the CPU */
     optimiser of_z, of_log_alpha;
     memory room;

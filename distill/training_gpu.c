@@ -150,6 +150,9 @@ int training_gpu_open(training *t, io_error *error)
     if (!activations_even(t->a))
         return io_fail(error, EXIT_USAGE,
                        "training on a GPU: texts of different lengths; expected one length");
+    if (t->untied)
+        return io_fail(error, EXIT_USAGE,
+                       "training on a GPU: untied features; expected queries and keys alike");
     training_gpu *const g = calloc(1, sizeof *g);
     if (!g) return io_fail(error, EXIT_INTERNAL, "out of memory for training on a GPU");
     *g = (training_gpu){ .on = t->options.gpu, .layers = t->s->layers };

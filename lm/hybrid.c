@@ -46,6 +46,7 @@ int hybrid_attend(hybrid_room *w, const machine *on, const lm_options *options, 
                        .v = heads_of(v, d),
                        .o = { o.data, 0, d, o.row },
                        .stream = machine_stream(on) };
+    if (f->untied) return io_fail(error, EXIT_USAGE, "a window beside untied features: expected one of them");
     loam_hybrid *call;
     loam_error reason;
     if (loam_hybrid_create(&call, &p, options->sinks, options->window, &reason))

@@ -5,6 +5,7 @@
 #include "lm/hybrid.h"
 #include "lm/loaded.h"
 #include "lm/manner.h"
+#include "lm/untied.h"
 #include "lm/window.h"
 #include "train/mixer.h"
 
@@ -60,6 +61,7 @@ struct lm_text {
     window_room window;
     hybrid_room hybrid;
     encoder_room encoder;
+    untied_room untied;
 };
 
 static int failed(const loam_error *from, io_error *error)
@@ -292,6 +294,7 @@ void lm_text_close(lm_text *t)
     window_close(&t->window, t->of->on);
     hybrid_close(&t->hybrid);
     encoder_close(&t->encoder);
+    untied_close(&t->untied);
     memory work = { .gpu = t->of->on->gpu, .base = t->work };
     memory_close(&work);
     memory_close(&t->memory);
@@ -495,6 +498,10 @@ static int attend_heads(lm_text *t, attended what, matrix o, matrix q, io_error 
     if (split) split_args(t, parts, lse, &args);
     if (elu) args.lens_kv = NULL;
     if (features) features_args(t, features, what, &args);
+    if (features && features->untied &&
+        untied_args(&t->untied, on, t->most, what.queries, d, q, matrix_rows(t->keys[what.layer], 0, q.rows),
+                    &args, error))
+        return EXIT_INTERNAL;
     if ((elu || features) && t->of->config->architecture == LM_BERT)
         return encoder_attend(&t->encoder, on, plan, &args, error);
     if (loam_run(plan, &args, &reason)) return failed(&reason, error);

@@ -17,6 +17,9 @@ typedef struct lm_head {
 typedef struct lm_features {
     int64_t features; /* of each head; 0: the layer has softmax */
     bool shared;
+    /* Queries and keys have features of their own: heads of the arrays have twice the channels, and queries
+     * are followed by zeros, keys come after as many. */
+    bool untied;
     const float *z;                      /* [heads][features][head_dim] */
     const float *log_alpha;              /* [heads][features] */
     const float *shift;                  /* [heads][head_dim] */

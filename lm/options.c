@@ -64,6 +64,7 @@ void manner_features_problem(const lm_features *f, loam_problem *p)
     p->len_kv = p->len_q, p->causal = 1;
     p->feature_map = LOAM_FEATURES_POSITIVE, p->normalise = 1;
     p->features = f->features, p->features_shared = f->shared;
+    if (f->untied) p->dim_qk *= 2;
 }
 
 int64_t manner_features_heads(const lm_features *f, const lm_config *c)
@@ -75,7 +76,7 @@ int64_t manner_state_rows(const lm_config *c) { return c->head_dim + 2; }
 
 void manner_features_args(const lm_features *f, const lm_config *c, loam_args *args)
 {
-    const int64_t heads = manner_features_heads(f, c), d = c->head_dim;
+    const int64_t heads = manner_features_heads(f, c), d = (f->untied ? 2 : 1) * c->head_dim;
     args->lens_kv = NULL;
     args->z = loam_dense(f->z, heads, f->features, d);
     args->log_alpha = loam_dense(f->log_alpha, heads, f->features, 1);

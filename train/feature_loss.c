@@ -74,7 +74,7 @@ static int64_t seen(const work *w, int64_t i) { return w->l->causal ? w->first +
 static void map_all_keys(const work *w)
 {
     const feature_loss *l = w->l;
-    products(w->a, l->tokens, l->features, l->y, l->z, l->channels);
+    products(w->a, l->tokens, l->features, l->y, l->z_keys ? l->z_keys : l->z, l->channels);
     for (int64_t j = 0; j < l->tokens; j++) {
         const double half = half_norm(l->y + j * l->channels, l->channels);
         for (int64_t m = 0; m < l->features; m++)
@@ -222,7 +222,8 @@ static double pairs(const feature_loss *l)
     return l->causal ? T * (T + 1) / 2 : T * T;
 }
 
-double feature_loss_run(const feature_loss *l, double *grad_z, double *grad_log_alpha, double *at)
+double feature_loss_run(const feature_loss *l, double *grad_z, double *grad_z_keys, double *grad_log_alpha,
+                        double *at)
 {
     work w;
     const int64_t T = l->tokens, M = l->features;
@@ -245,7 +246,7 @@ double feature_loss_run(const feature_loss *l, double *grad_z, double *grad_log_
         gradients(&w, part, grad_z);
     }
     cblas_dgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)M, d, (int)T, 1, w.da, (int)M, l->y, d, 1,
-                grad_z, d);
+                l->z_keys ? grad_z_keys : grad_z, d);
     for (int64_t e = 0; e < T * M; e++)
         grad_log_alpha[e % M] += w.da[e];
     return part * sum;

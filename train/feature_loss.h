@@ -33,11 +33,14 @@ typedef struct feature_loss {
     int64_t tokens, channels, features; /* T, d, M */
     const double *x, *y;                /* [T, d] */
     const double *z, *log_alpha;        /* [M, d], [M] */
+    const double *z_keys;               /* [M, d]: of y in the place of z, or NULL */
 } feature_loss;
 
 /* Of the workspace. */
 size_t feature_loss_doubles(const feature_loss *loss);
-/* Returns the loss; its gradients are added to grad_z [M, d] and grad_log_alpha [M]. */
-double feature_loss_run(const feature_loss *loss, double *grad_z, double *grad_log_alpha, double *work);
+/* Returns the loss; its gradients are added to grad_z [M, d], grad_log_alpha [M] and, with z_keys,
+ * grad_z_keys [M, d], else NULL. */
+double feature_loss_run(const feature_loss *loss, double *grad_z, double *grad_z_keys, double *grad_log_alpha,
+                        double *work);
 
 #endif

@@ -70,6 +70,14 @@ student scene_student(const scene *s, bool shared)
     return made;
 }
 
+void scene_untie(student *s)
+{
+    io_error error;
+    if (student_untie(s, &error)) fail_msg("%s", error.text);
+    for (int64_t i = 0; i < s->layers; i++)
+        fill(s->layer[i].z_keys, s->heads * s->layer[i].features * s->channels, 1, (uint64_t)(8 * i + 5));
+}
+
 void scene_close(scene *s)
 {
     activations_close(&s->of);

@@ -24,5 +24,7 @@ void scene_close(scene *s);
 
 /* Any numbers, those of A and B too; 3, 5, 7 .. features. */
 student scene_student(const scene *s, bool shared);
+/* Any numbers for its keys alone. */
+void scene_untie(student *s);
 
 #endif

@@ -95,6 +95,7 @@ static void direct(const scene *s, const student *by, const lm_options *window, 
     const int64_t own = by->queries > 1 ? key : head;
     const student_layer *l = &by->layer[layer];
     const double scale = lm_config_scale(s->config, layer);
+    const double *const zk = l->z_keys ? l->z_keys : l->z;
     double x[MOST], y[MOST], sum = 0;
     const float *const q = (const float *)from->q.data + t * from->q.row + head * d;
     map(q, NULL, l->balance + own * d * d, d, scale, x);
@@ -107,7 +108,7 @@ static void direct(const scene *s, const student *by, const lm_options *window, 
         for (int64_t m = own * l->features; m < (own + 1) * l->features; m++) {
             double exponent = l->log_alpha[m];
             for (int64_t c = 0; c < d; c++)
-                exponent += l->z[m * d + c] * (x[c] + y[c]) - y[c] * y[c] / 2;
+                exponent += l->z[m * d + c] * x[c] + zk[m * d + c] * y[c] - y[c] * y[c] / 2;
             weight += exp(exponent + rest);
         }
         for (int64_t c = 0; c < d; c++)
@@ -183,14 +184,16 @@ static void test_outputs(void **state)
     static const char *const models[] = { "gpt2-scaled", "llama", "neox", "bert" };
     (void)state;
     for (size_t n = 0; n < sizeof models / sizeof *models; n++)
-        for (int shared = 0; shared < 2; shared++) {
+        for (int how = 0; how < 4; how++) {
+            const bool shared = how % 2;
             scene s;
             scene_open(&s, models[n]);
             student by = scene_student(&s, shared);
+            if (how > 1) scene_untie(&by);
             assert_int_equal(by.heads, shared ? s.config->heads_kv : s.config->heads_q);
             const seen all = read_by(&s, &by, -1), one = read_by(&s, &by, 1);
-            printf("%-12s %d: %.1e, layer 1 alone %.1e, others %.1e\n", models[n], shared, all.apart,
-                   one.apart, one.apart_elsewhere);
+            printf("%-12s %d: %.1e, layer 1 alone %.1e, others %.1e\n", models[n], how, all.apart, one.apart,
+                   one.apart_elsewhere);
             assert_true(all.apart < 1e-5 && one.apart < 1e-5 && one.apart_elsewhere > 1e-3);
             student_close(&by);
             scene_close(&s);
@@ -262,7 +265,7 @@ static void test_hybrid(void **state)
 }
 
 /* Texts side by side are those by themselves; with features, or by elu + 1. */
-static void check_batch(const char *name, bool elu)
+static void check_batch(const char *name, bool elu, bool untied)
 {
     lm_options options = lm_options_default();
     matrix hidden, alone;
@@ -275,6 +278,7 @@ static void check_batch(const char *name, bool elu)
     float *const together = malloc(2 * bytes);
     assert_non_null(together);
     student by = scene_student(&s, false);
+    if (untied) scene_untie(&by);
     assert_int_equal(reading_open(&r, &by, &s.on, &error), 0);
     options.features = elu ? NULL : r.layers, options.mechanism = elu ? LOAM_LINEAR : LOAM_SOFTMAX;
     assert_int_equal(lm_text_open_batch(&text, s.model, 2, SCENE_TOKENS, &error), 0);
@@ -302,9 +306,41 @@ static void test_batch(void **state)
 {
     (void)state;
     for (int elu = 0; elu < 2; elu++) {
-        check_batch("llama", elu);
-        check_batch("bert", elu);
+        check_batch("llama", elu, false);
+        check_batch("bert", elu, false);
     }
+}
+
+static void test_untied_batch(void **state)
+{
+    (void)state;
+    check_batch("llama", false, true);
+    check_batch("bert", false, true);
+}
+
+/* A window has no untied features beside it. */
+static void test_untied_window(void **state)
+{
+    lm_options options = lm_options_default();
+    lm_text *text;
+    matrix hidden;
+    reading r;
+    io_error error;
+    scene s;
+    (void)state;
+    scene_open(&s, "llama");
+    student by = scene_student(&s, false);
+    scene_untie(&by);
+    assert_int_equal(reading_open(&r, &by, &s.on, &error), 0);
+    options.features = r.layers, options.window = 4;
+    assert_int_equal(lm_text_open(&text, s.model, SCENE_TOKENS, SCENE_TOKENS, &error), 0);
+    assert_int_equal(lm_text_attention(text, &options, &error), 0);
+    assert_int_equal(lm_text_read(text, s.ids[0], SCENE_TOKENS, &hidden, &error), EXIT_USAGE);
+    assert_non_null(strstr(error.text, "a window beside untied features"));
+    lm_text_close(text);
+    reading_close(&r);
+    student_close(&by);
+    scene_close(&s);
 }
 
 static void test_refused(void **state)
@@ -331,8 +367,10 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_outputs), cmocka_unit_test(test_elu),   cmocka_unit_test(test_window),
-        cmocka_unit_test(test_hybrid),  cmocka_unit_test(test_batch), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_outputs),       cmocka_unit_test(test_elu),
+        cmocka_unit_test(test_window),        cmocka_unit_test(test_hybrid),
+        cmocka_unit_test(test_batch),         cmocka_unit_test(test_untied_batch),
+        cmocka_unit_test(test_untied_window), cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -144,7 +144,7 @@ static double loss_of_head(const student *by, const scene *s, int64_t layer, int
         for (int64_t n = 0; n < by->queries; n++) {
             student_rows(by, &s->of, layer, head, n, w, x, y);
             loss.tokens = s->of.begins[w + 1] - s->of.begins[w];
-            sum += feature_loss_run(&loss, grad, grad + M * d, work);
+            sum += feature_loss_run(&loss, grad, NULL, grad + M * d, work);
         }
     free(x);
     free(grad);
@@ -237,22 +237,32 @@ static void check_same(const student *a, const student *b)
         const size_t rows = (size_t)(a->heads * a->layer[i].features);
         assert_memory_equal(a->layer[i].z, b->layer[i].z, rows * (size_t)a->channels * sizeof(double));
         assert_memory_equal(a->layer[i].log_alpha, b->layer[i].log_alpha, rows * sizeof(double));
+        if (a->layer[i].z_keys)
+            assert_memory_equal(a->layer[i].z_keys, b->layer[i].z_keys,
+                                rows * (size_t)a->channels * sizeof(double));
     }
 }
 
 /* Five steps at once, by other threads, and in two runs through a file: the same bits. */
-static void test_resumed(void **state)
+static student begin_tied_or_not(const scene *s, student_start start, bool untied)
+{
+    student made = begin(s, start, false, 6);
+    io_error error;
+    if (untied && student_untie(&made, &error)) fail_msg("%s", error.text);
+    return made;
+}
+
+static void check_resumed(bool untied)
 {
     student by[3];
     io_error error;
     bool found;
     scene s;
-    (void)state;
     scene_open(&s, "llama");
     unlink(path);
     for (int n = 0; n < 3; n++) {
         const training_options o = short_run(5, n == 1 ? 3 : 1);
-        by[n] = begin(&s, STUDENT_PAIRS, false, 6);
+        by[n] = begin_tied_or_not(&s, STUDENT_PAIRS, untied);
         training t;
         open_training(&t, &by[n], &s, &o);
         assert_int_equal(training_load(&t, path, &found, &error), 0);
@@ -264,7 +274,7 @@ static void test_resumed(void **state)
     }
     check_same(&by[0], &by[1]);
     student_close(&by[2]);
-    by[2] = begin(&s, STUDENT_NORMAL, false, 6);
+    by[2] = begin_tied_or_not(&s, STUDENT_NORMAL, untied);
     const training_options o = short_run(5, 2);
     training t;
     open_training(&t, &by[2], &s, &o);
@@ -278,6 +288,49 @@ static void test_resumed(void **state)
     for (int n = 0; n < 3; n++)
         student_close(&by[n]);
     unlink(path);
+    scene_close(&s);
+}
+
+static void test_resumed(void **state)
+{
+    (void)state;
+    check_resumed(false);
+    check_resumed(true);
+}
+
+/* Keys begin as queries do, and untied losses fall further than those of the same steps with one z. */
+static void test_untied(void **state)
+{
+    double after[3][MOST_HEADS], sums[3] = { 0 };
+    scene s;
+    (void)state;
+    scene_open(&s, "llama");
+    for (int n = 0; n < 3; n++) {
+        const training_options o = short_run(n == 0 ? 1 : 100, 2);
+        student by = begin_tied_or_not(&s, STUDENT_PAIRS, n == 2);
+        training t;
+        open_training(&t, &by, &s, &o);
+        while (n > 0 && training_taken(&t) < o.steps)
+            training_step(&t);
+        training_close(&t);
+        losses_of(&by, &s, FEATURE_LOSS_SOFTMAX, after[n]);
+        for (int64_t i = 0; i < by.layers * by.heads; i++)
+            sums[n] += after[n][i];
+        if (n == 2)
+            assert_memory_not_equal(by.layer[0].z, by.layer[0].z_keys,
+                                    6 * (size_t)by.channels * sizeof(double));
+        student_close(&by);
+    }
+    printf("untied: from %.4f, tied %.4f, untied %.4f\n", sums[0], sums[1], sums[2]);
+    assert_true(sums[1] < sums[0] && sums[2] < sums[1]);
+    training_options o = short_run(1, 1);
+    student by = begin_tied_or_not(&s, STUDENT_PAIRS, true);
+    training t;
+    io_error error;
+    o.gpu = &s.on; /* nothing asks it */
+    assert_int_equal(training_open(&t, &by, &s.of, &o, &error), EXIT_USAGE);
+    assert_non_null(strstr(error.text, "untied features"));
+    student_close(&by);
     scene_close(&s);
 }
 
@@ -375,7 +428,8 @@ int main(void)
         cmocka_unit_test(test_losses),  cmocka_unit_test(test_gradients),
         cmocka_unit_test(test_means),   cmocka_unit_test(test_lengths_on_a_gpu),
         cmocka_unit_test(test_used),    cmocka_unit_test(test_order),
-        cmocka_unit_test(test_resumed), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_resumed), cmocka_unit_test(test_untied),
+        cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -191,7 +191,7 @@ static void run_exactly(scene *s, int64_t h)
             loss.x = of->x + (n * WINDOWS + chosen[i]) * T * d;
             loss.gain = (double)gains[h * s->is.queries + n];
             loss.y = of->y + chosen[i] * T * d;
-            of->loss += feature_loss_run(&loss, of->grad, of->grad + M * d, work);
+            of->loss += feature_loss_run(&loss, of->grad, NULL, of->grad + M * d, work);
         }
     of->loss /= (double)(BATCH * s->is.queries);
     for (int64_t e = 0; e < M * (d + 1); e++)

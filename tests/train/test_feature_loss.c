@@ -20,7 +20,7 @@ enum { T = 70, D = 3, M = 5 };
 typedef struct scene {
     feature_loss loss;
     double x[T * D], y[T * D], z[M * D], log_alpha[M];
-    double grad_z[M * D], grad_log_alpha[M];
+    double z_keys[M * D], grad_z[M * D], grad_z_keys[M * D], grad_log_alpha[M];
     double *work;
 } scene;
 
@@ -32,15 +32,24 @@ static void make(scene *s, feature_loss_kind kind, bool causal, double size)
     rng_fill_normal(&r, s->y, T * D, 0, size);
     rng_fill_normal(&r, s->z, M * D, 0, 1);
     rng_fill_normal(&r, s->log_alpha, M, 0, 1);
-    s->loss = (feature_loss){ kind, causal, 1.5, 0, 0, 0, T, D, M, s->x, s->y, s->z, s->log_alpha };
+    s->loss = (feature_loss){ kind, causal, 1.5, 0, 0, 0, T, D, M, s->x, s->y, s->z, s->log_alpha, NULL };
     s->work = memory_zeroed(feature_loss_doubles(&s->loss), sizeof *s->work);
+}
+
+/* Keys have a z of their own. */
+static void untie(scene *s)
+{
+    rng r = rng_make(32, 1);
+    rng_fill_normal(&r, s->z_keys, M * D, 0, 1);
+    s->loss.z_keys = s->z_keys;
 }
 
 static double run(scene *s)
 {
     memset(s->grad_z, 0, sizeof s->grad_z);
+    memset(s->grad_z_keys, 0, sizeof s->grad_z_keys);
     memset(s->grad_log_alpha, 0, sizeof s->grad_log_alpha);
-    return feature_loss_run(&s->loss, s->grad_z, s->grad_log_alpha, s->work);
+    return feature_loss_run(&s->loss, s->grad_z, s->grad_z_keys, s->grad_log_alpha, s->work);
 }
 
 static double dot(const double *a, const double *b)
@@ -55,8 +64,8 @@ static double estimate(const scene *s, const double *x, const double *y)
 {
     double sum = 0;
     for (int m = 0; m < M; m++) {
-        const double *z = s->z + m * D;
-        sum += exp(dot(z, x) + dot(z, y) - dot(x, x) / 2 - dot(y, y) / 2 + s->log_alpha[m]) / M;
+        const double *z = s->z + m * D, *keys = s->loss.z_keys ? s->z_keys + m * D : z;
+        sum += exp(dot(z, x) + dot(keys, y) - dot(x, x) / 2 - dot(y, y) / 2 + s->log_alpha[m]) / M;
     }
     return sum;
 }
@@ -96,11 +105,12 @@ static void sums_over_pairs(void **state)
     (void)state;
     static scene s;
     for (int kind = FEATURE_LOSS_SOFTMAX; kind <= FEATURE_LOSS_L2; kind++) {
-        for (int causal = 0; causal < 2; causal++) {
+        for (int how = 0; how < 4; how++) {
+            const int causal = how % 2;
             make(&s, (feature_loss_kind)kind, causal, 0.8);
+            if (how > 1) untie(&s);
             const double got = run(&s), want = direct(&s);
-            if (!(fabs(got - want) < 1e-12 * want))
-                fail_msg("%d, %d: %g, expected %g", kind, causal, got, want);
+            if (!(fabs(got - want) < 1e-12 * want)) fail_msg("%d, %d: %g, expected %g", kind, how, got, want);
             free(s.work);
         }
     }
@@ -151,17 +161,22 @@ static void gradients(void **state)
     (void)state;
     static scene s;
     for (int kind = FEATURE_LOSS_SOFTMAX; kind <= FEATURE_LOSS_L2; kind++) {
-        for (int causal = 0; causal < 2; causal++) {
-            double z[M * D], alpha[M], size = 0;
-            make(&s, (feature_loss_kind)kind, causal, 0.8);
+        for (int how = 0; how < 4; how++) {
+            double z[M * D], keys[M * D], alpha[M], size = 0;
+            make(&s, (feature_loss_kind)kind, how % 2, 0.8);
+            if (how > 1) untie(&s);
             run(&s);
             memcpy(z, s.grad_z, sizeof z);
+            memcpy(keys, s.grad_z_keys, sizeof keys);
             memcpy(alpha, s.grad_log_alpha, sizeof alpha);
             for (int e = 0; e < M * D; e++)
                 size = hypot(size, z[e]);
             assert_true(size > 0);
-            for (int e = 0; e < M * D; e++)
+            for (int e = 0; e < M * D; e++) {
                 expect_difference(&s, &s.z[e], z[e], size);
+                expect_difference(&s, &s.z_keys[e], keys[e], size);
+                assert_true((keys[e] == 0) == (how < 2));
+            }
             for (int m = 0; m < M; m++)
                 expect_difference(&s, &s.log_alpha[m], alpha[m], size);
             free(s.work);
@@ -200,7 +215,7 @@ static void added(void **state)
     for (int m = 0; m < M; m++)
         sum += s.grad_log_alpha[m];
     assert_true(fabs(sum) < 1e-12);
-    feature_loss_run(&s.loss, s.grad_z, s.grad_log_alpha, s.work);
+    feature_loss_run(&s.loss, s.grad_z, NULL, s.grad_log_alpha, s.work);
     assert_true(s.grad_z[0] == 2 * first);
     for (int m = 0; m < M; m++)
         s.log_alpha[m] += 40;
