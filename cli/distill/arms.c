@@ -14,6 +14,7 @@ static const distill_arm arms[] = {
     { "elu + 1", FORM_LINEAR, STUDENT_UNIFORM, false },
     { "window", FORM_WINDOW, STUDENT_UNIFORM, false },
     { "trained", FORM_TRAINED, STUDENT_PAIRS, true },
+    { "untied", FORM_UNTIED, STUDENT_PAIRS, true },
     { "cascade", FORM_CASCADE, STUDENT_PAIRS, true },
 };
 enum { ARMS = sizeof arms / sizeof *arms };

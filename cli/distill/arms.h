@@ -11,7 +11,8 @@ typedef enum arm_form {
     FORM_WINDOW,  /* softmax over the first tokens and the last alone */
     FORM_DRAWN,   /* features as they start */
     FORM_TRAINED, /* features that were fitted from there */
-    FORM_CASCADE  /* likewise, layer by layer to what the model makes with those before it */
+    FORM_UNTIED,  /* likewise, with z of their own for keys */
+    FORM_CASCADE  /* as FORM_TRAINED, layer by layer to what the model makes with those before it */
 } arm_form;
 
 typedef struct distill_arm {

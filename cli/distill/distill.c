@@ -37,7 +37,7 @@ typedef struct request {
     ridge_choice choice; /* of what is predicted */
     int64_t windows, layer, seed, measured_windows, measured_steps, hybrid;
     dof_budget budget;
-    bool shared, cascade;
+    bool shared, cascade, untied;
     int how; /* the strategy */
     training_options training;
 } request;
@@ -77,8 +77,7 @@ static int read_request(request *r, int argc, char **argv, const char **model, b
         { "calibration", OPTION_TEXT, &r->calibration, 0, 0, "FILE,..", "texts that features are fitted to" },
         { "windows", OPTION_INT, &r->windows, 1, 1e6, "N",
           "of them, of whole context; of an encoder lines; default 64" },
-        { "text", OPTION_TEXT, &r->texts, 0, 0, "FILE,..",
-          "texts that are predicted; of an encoder lines whose vectors are compared" },
+        { "text", OPTION_TEXT, &r->texts, 0, 0, "FILE,..", "texts that are predicted, or lines compared" },
         { "tokens", OPTION_INT, &r->choice.tokens, 1, 1e9, "N", "of these, of each as many; default 4096" },
         { "context", OPTION_INT, &r->choice.context, 2, 1e6, "N", "tokens of a window; default 512" },
         { "features", OPTION_INT, &r->budget.mean, 1, LOAM_MAX_DIM, "M",
@@ -96,6 +95,8 @@ static int read_request(request *r, int argc, char **argv, const char **model, b
           "also exact sinks and a window of W tokens beside fewer features; default: not" },
         { "layer", OPTION_INT, &r->layer, 0, 1e6, "N", "the one layer without softmax; default all" },
         { "loss", OPTION_TEXT, &r->loss, 0, 0, "NAME", "softmax (default), l2row or l2" },
+        { "untied", OPTION_FLAG, &r->untied, 0, 0, NULL,
+          "also a student whose queries and keys have features of their own, trained on the CPU" },
         { "cascade", OPTION_FLAG, &r->cascade, 0, 0, NULL,
           "also a student whose layers are trained one after the other, on what those before it make" },
         { "steps", OPTION_INT, &r->training.steps, 0, 1e9, "N", "of training; default 2000, 0: none" },
@@ -167,6 +168,8 @@ static int suit(command *c, io_error *error)
         return io_fail(error, EXIT_USAGE,
                        "--backend cuda: features of an encoder are trained on the CPU; expected --steps 0 or "
                        "--backend cpu");
+    if (c->r->untied && c->session.on.gpu && c->r->training.steps > 0)
+        return io_fail(error, EXIT_USAGE, "--untied with --backend cuda: it is trained on the CPU");
     if (c->encoder && c->r->hybrid > 0)
         return io_fail(error, EXIT_USAGE, "--hybrid %" PRId64 ": the model's tokens see those after them",
                        c->r->hybrid);
@@ -260,9 +263,12 @@ static int finish(command *c, const student *s, io_error *error)
 static int train(command *c, const distill_arm *arm, student *s, const char *path, io_error *error)
 {
     const bool cascade = arm->form == FORM_CASCADE;
-    char parts[EXPERIMENT_PATH];
-    snprintf(parts, sizeof parts, "%s/cascade", c->r->out ? c->r->out : "");
-    const fit by = { c->r->training, path && cascade ? parts : path, interval, INFINITY, count_one, &c->bar };
+    char own[EXPERIMENT_PATH];
+    snprintf(own, sizeof own, "%s/%s", c->r->out ? c->r->out : "",
+             cascade ? "cascade" : "untied.safetensors");
+    const fit by = { c->r->training, path && arm->form != FORM_TRAINED ? own : path,
+                     interval,       INFINITY,
+                     count_one,      &c->bar };
     bool whole;
     progress_begin(&c->bar, arm->name, by.options.steps * (cascade ? c->from.of.layers : 1));
     const int status = cascade ? fit_cascade(&c->from, s, &by, &whole, error)
@@ -271,7 +277,7 @@ static int train(command *c, const distill_arm *arm, student *s, const char *pat
     return status;
 }
 
-static bool is_trained(const distill_arm *a) { return a->form == FORM_TRAINED || a->form == FORM_CASCADE; }
+static bool is_trained(const distill_arm *a) { return a->form >= FORM_TRAINED; }
 
 /* last: its student is the one that is kept. */
 static int measure_arm(command *c, const distill_arm *arm, const char *path, bool last, io_error *error)
@@ -281,6 +287,7 @@ static int measure_arm(command *c, const distill_arm *arm, const char *path, boo
     if (!distill_arm_has_features(arm)) return measure(c, arm, NULL, 0, error);
     status = distillation_begin(&c->from, &s, arm, c->shares.features, c->shares.used, c->r->training.seed,
                                 error);
+    if (!status && arm->form == FORM_UNTIED) status = student_untie(&s, error);
     if (!status && is_trained(arm)) status = train(c, arm, &s, path, error);
     if (!status) status = measure(c, arm, &s, 0, error);
     if (!status && last) status = finish(c, &s, error);
@@ -314,6 +321,7 @@ static bool is_wanted(const command *c, const distill_arm *a)
     switch (a->form) {
     case FORM_WINDOW: return !c->encoder;
     case FORM_TRAINED: return c->r->training.steps > 0;
+    case FORM_UNTIED: return c->r->training.steps > 0 && c->r->untied;
     case FORM_CASCADE: return c->r->training.steps > 0 && c->r->cascade;
     default: return true;
     }
@@ -321,9 +329,9 @@ static bool is_wanted(const command *c, const distill_arm *a)
 
 static int measure_all(command *c, const char *path, io_error *error)
 {
-    const int last = distill_arm_find(c->r->training.steps == 0 ? "balanced pairs"
-                                      : c->r->cascade           ? "cascade"
-                                                                : "trained");
+    int last = 0;
+    for (int i = 0; distill_arm_at(i); i++)
+        if (is_wanted(c, distill_arm_at(i)) && distill_arm_has_features(distill_arm_at(i))) last = i;
     const distill_arm *arm;
     int status = 0;
     for (int i = 0; !status && (arm = distill_arm_at(i)); i++)

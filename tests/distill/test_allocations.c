@@ -74,6 +74,7 @@ static int begin(io_error *error)
     status = student_calibrate(&s, &of.of, true, 1, error);
     if (!status) status = student_begin(&s, &of.of, STUDENT_PAIRS, 1, 1, error);
     double shares[8];
+    if (!status) status = student_untie(&s, error);
     if (!status) status = student_flushed(&s, &of.of, 1, shares, error);
     if (!status) {
         status = reading_open(&r, &s, &of.on, error);
@@ -108,7 +109,9 @@ static int train(io_error *error)
     o.batch = 1, o.threads = 1;
     int status = student_open(&s, &of.of, features, false, error);
     if (status) return status;
-    status = training_open(&t, &s, &of.of, &o, error);
+    t = (training){ 0 };
+    status = student_untie(&s, error);
+    if (!status) status = training_open(&t, &s, &of.of, &o, error);
     assert_int_equal(status != 0, t.z == NULL);
     if (!status) status = training_save(&t, path, error);
     if (!status) status = training_load(&t, path, &found, error);

@@ -233,6 +233,34 @@ static void test_cascade(void **state)
     assert_non_null(strstr(told.err, "--cascade with --layer 1: expected all layers"));
 }
 
+/* Keys have features of their own: a student that is other, that is kept, and that decodes. */
+static void test_untied(void **state)
+{
+    (void)state;
+    make_texts();
+    outcome told = run_loam(BASE "--features 8 --steps 6 --untied --out y");
+    expect_status(&told, 0);
+    const double untied = nll_of(&told, "untied");
+    assert_true(fabs(untied - nll_of(&told, "trained")) > 1e-4);
+    told = run_loam(BASE "--features 8 --steps 6 --untied --out y");
+    expect_status(&told, 0);
+    assert_true(fabs(nll_of(&told, "untied") - untied) < 1e-9);
+    told = run_loam("lm eval y --text " TEXTS " --context 16");
+    expect_status(&told, 0);
+    double nll = 0;
+    const char *const line = strstr(told.out, "\nall ");
+    assert_true(line && sscanf(line, "\nall %*d %lf", &nll) == 1);
+    assert_true(fabs(nll - untied) < 2e-4);
+    const outcome once = run_loam("lm generate y --prompt abc --tokens 12");
+    expect_status(&once, 0);
+    told = run_loam("convert y y2");
+    expect_status(&told, 0);
+    told = run_loam("lm generate y2 --prompt abc --tokens 12");
+    assert_string_equal(told.out, once.out);
+    const outcome kept = run_shell("grep -q '\"untied\": true' y2/config.json && ls y/untied.safetensors");
+    expect_status(&kept, 0);
+}
+
 enum { LINES = 3, NUMBERS = 3 * 1024 };
 
 /* The vectors that `loam lm embed` wrote; returns how many numbers each has. */
@@ -326,7 +354,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table),   cmocka_unit_test(test_strategies), cmocka_unit_test(test_heads),
         cmocka_unit_test(test_hybrid),  cmocka_unit_test(test_resumed),    cmocka_unit_test(test_model),
-        cmocka_unit_test(test_cascade), cmocka_unit_test(test_encoder),    cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_untied),  cmocka_unit_test(test_cascade),    cmocka_unit_test(test_encoder),
+        cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }
