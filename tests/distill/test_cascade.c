@@ -23,7 +23,7 @@ static activations read_by(const scene *s, const student *by, int64_t layers)
     int64_t lengths[SCENE_WINDOWS];
     lm_model *m;
     reading r;
-    activations a;
+    activations a = { 0 };
     io_error error;
     if (reading_open(&r, by, &s->on, &error)) fail_msg("%s", error.text);
     memcpy(features, r.layers, (size_t)layers * sizeof *features);
