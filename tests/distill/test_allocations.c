@@ -17,12 +17,13 @@
 
 static const char path[] = "student.safetensors";
 static const int64_t features[] = { 3, 3, 3, 3, 3, 3, 3, 3 };
-static scene of;
+static scene of, encoder;
 
 static int open_scene(void **state)
 {
     (void)state;
     scene_open(&of, "llama");
+    scene_open(&encoder, "bert");
     return 0;
 }
 
@@ -30,6 +31,7 @@ static int close_scene(void **state)
 {
     (void)state;
     scene_close(&of);
+    scene_close(&encoder);
     unlink(path);
     return 0;
 }
@@ -85,6 +87,28 @@ static int begin(io_error *error)
     return status;
 }
 
+/* An encoder by untied features: states, and queries and keys of twice the channels. */
+static int read_encoder(io_error *error)
+{
+    lm_options options = lm_options_default();
+    lm_text *text = NULL;
+    student s;
+    reading r = { 0 };
+    matrix hidden;
+    int status = student_open(&s, &encoder.of, features, false, error);
+    if (status) return status;
+    status = student_untie(&s, error);
+    if (!status) status = reading_open(&r, &s, &encoder.on, error);
+    options.features = r.layers;
+    if (!status) status = lm_text_open(&text, encoder.model, SCENE_TOKENS, SCENE_TOKENS, error);
+    if (!status) status = lm_text_attention(text, &options, error);
+    if (!status) status = lm_text_read(text, encoder.ids[0], SCENE_TOKENS, &hidden, error);
+    lm_text_close(text);
+    reading_close(&r);
+    student_close(&s);
+    return status;
+}
+
 static int pass_layer(io_error *error)
 {
     student s;
@@ -132,6 +156,12 @@ static void test_student(void **state)
     fail_each(begin, 20);
 }
 
+static void test_encoder(void **state)
+{
+    (void)state;
+    fail_each(read_encoder, 20);
+}
+
 static void test_cascade(void **state)
 {
     (void)state;
@@ -147,10 +177,8 @@ static void test_training(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_windows),
-        cmocka_unit_test(test_student),
-        cmocka_unit_test(test_cascade),
-        cmocka_unit_test(test_training),
+        cmocka_unit_test(test_windows), cmocka_unit_test(test_student),  cmocka_unit_test(test_encoder),
+        cmocka_unit_test(test_cascade), cmocka_unit_test(test_training),
     };
     return cmocka_run_group_tests(tests, open_scene, close_scene);
 }
