@@ -12,11 +12,11 @@
 
 enum { NAME = 48, LINE = 512 };
 
-/* What is saved, where it lies: `step`, then OF_LAYER arrays of each layer. The first FIXED of these are
+/* What is saved, where it lies: `step`, then arrays of each layer. The first FIXED of these are
  * calibration, which a run must have before it goes on. */
-enum { OF_LAYER = 9, FIXED = 3 };
+enum { OF_LAYER = 9, OF_UNTIED_LAYER = 12, FIXED = 3 };
 typedef struct pieces {
-    size_t count;
+    size_t count, each; /* of a layer */
     char (*text)[NAME];
     const char **names;
     array *arrays; /* of the run's own memory */
@@ -48,6 +48,10 @@ static void add_layer(pieces *p, const training *t, int64_t i)
     add(p, "log_alpha", i, l->log_alpha, heads, 1, M);
     add(p, "log_alpha.m", i, t->log_alpha[i].m.data, heads, 1, M);
     add(p, "log_alpha.v", i, t->log_alpha[i].v.data, heads, 1, M);
+    if (!t->untied) return;
+    add(p, "z_keys", i, l->z_keys, heads, M, d);
+    add(p, "z_keys.m", i, t->z_keys[i].m.data, heads, M, d);
+    add(p, "z_keys.v", i, t->z_keys[i].v.data, heads, M, d);
 }
 
 static void close_pieces(pieces *p)
@@ -59,8 +63,8 @@ static void close_pieces(pieces *p)
 
 static int open_pieces(pieces *p, const training *t, const char *path, io_error *error)
 {
-    const size_t most = 1 + OF_LAYER * (size_t)t->s->layers;
-    *p = (pieces){ .step = (double)training_taken(t) };
+    const size_t each = t->untied ? OF_UNTIED_LAYER : OF_LAYER, most = 1 + each * (size_t)t->s->layers;
+    *p = (pieces){ .each = each, .step = (double)training_taken(t) };
     p->text = calloc(most, sizeof *p->text);
     p->names = calloc(most, sizeof *p->names);
     p->arrays = calloc(most, sizeof *p->arrays);
@@ -85,12 +89,16 @@ static void describe(const training *t, char line[LINE])
     for (int64_t i = 0; i < t->s->layers * t->s->heads; i++)
         unused += (i + 1) * (t->s->layer[i / t->s->heads].features -
                              t->s->layer[i / t->s->heads].used[i % t->s->heads]);
-    snprintf(line, LINE,
-             "loam %s; %s; loss %d; steps %" PRId64 "; batch %" PRId64 " of %" PRId64 " windows of %" PRId64
-             "; rates %.17g %.17g; seed %" PRIu64 "; queries %" PRId64 "; unused %" PRId64,
-             loam_version(), machine_name(t->gpu ? t->options.gpu : &t->on, name), (int)o->loss, o->steps,
-             o->batch, t->a->windows, t->a->tokens, o->rate, o->rate_log_alpha, o->seed, t->s->queries,
-             unused);
+    const int used = snprintf(
+        line, LINE,
+        "loam %s; %s; loss %d; steps %" PRId64 "; batch %" PRId64 " of %" PRId64 " windows of %" PRId64
+        "; rates %.17g %.17g; seed %" PRIu64 "; queries %" PRId64 "; unused %" PRId64,
+        loam_version(), machine_name(t->gpu ? t->options.gpu : &t->on, name), (int)o->loss, o->steps,
+        o->batch, t->a->windows, t->a->tokens, o->rate, o->rate_log_alpha, o->seed, t->s->queries, unused);
+    if (o->window > 0)
+        snprintf(line + used, LINE - (size_t)used, "; beside %" PRId64 " and %" PRId64, o->sinks, o->window);
+    else if (t->untied)
+        snprintf(line + used, LINE - (size_t)used, "; untied");
 }
 
 int training_save(training *t, const char *path, io_error *error)
@@ -110,7 +118,10 @@ int training_save(training *t, const char *path, io_error *error)
 
 /* ---- load */
 
-static bool is_calibration(size_t piece) { return piece > 0 && (piece - 1) % OF_LAYER < FIXED; }
+static bool is_calibration(const pieces *p, size_t piece)
+{
+    return piece > 0 && (piece - 1) % p->each < FIXED;
+}
 
 static int load_piece(safetensors *file, const char *path, const pieces *p, size_t i, array *got,
                       io_error *error)
@@ -124,7 +135,7 @@ static int load_piece(safetensors *file, const char *path, const pieces *p, size
         return io_fail(error, EXIT_INPUT, "%s: tensor '%s' is %s %s; expected %s %s", path, p->names[i],
                        array_dtype_name(got->dtype), array_shape_text(a, got->rank, got->shape),
                        array_dtype_name(want->dtype), array_shape_text(b, want->rank, want->shape));
-    if (is_calibration(i) && memcmp(got->data, want->data, (size_t)want->count * sizeof(double)) != 0)
+    if (is_calibration(p, i) && memcmp(got->data, want->data, (size_t)want->count * sizeof(double)) != 0)
         return io_fail(error, EXIT_INPUT, "%s is of another run: its '%s' is not that of these texts", path,
                        p->names[i]);
     return 0;

@@ -24,7 +24,7 @@ static void logarithms(const student_layer *l, int64_t head, const double *y, in
     const int64_t M = l->used[head];
     const double *alpha = l->log_alpha + head * l->features;
     cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)tokens, (int)M, (int)d, 1, y, (int)d,
-                l->z + head * l->features * d, (int)d, 0, logs, (int)M);
+                (l->z_keys ? l->z_keys : l->z) + head * l->features * d, (int)d, 0, logs, (int)M);
     for (int64_t t = 0; t < tokens; t++) {
         const double half = cblas_ddot((int)d, y + t * d, 1, y + t * d, 1) / 2;
         for (int64_t m = 0; m < M; m++)
@@ -50,10 +50,11 @@ static int64_t count_flushed(double *logs, int64_t tokens, int64_t M)
 
 static int64_t flushed_of(const student *s, const activations *a, int64_t layer, int64_t head, double *room)
 {
-    const int64_t d = s->channels, tokens = a->tokens;
-    double *const y = room + tokens * d, *const logs = y + tokens * d;
+    const int64_t d = s->channels;
+    double *const y = room + a->tokens * d, *const logs = y + a->tokens * d;
     int64_t count = 0;
     for (int64_t w = 0; w < a->windows; w++) {
+        const int64_t tokens = a->begins[w + 1] - a->begins[w];
         student_rows(s, a, layer, head, 0, w, room, y);
         logarithms(&s->layer[layer], head, y, tokens, d, logs);
         count += count_flushed(logs, tokens, s->layer[layer].used[head]);
@@ -80,7 +81,7 @@ int student_flushed(const student *s, const activations *a, int threads, double 
         int64_t count = 0;
         for (int64_t head = 0; head < s->heads; head++)
             count += counts[i * s->heads + head];
-        layers[i] = (double)count / (double)(s->heads * a->windows * a->tokens);
+        layers[i] = (double)count / (double)(s->heads * a->begins[a->windows]);
     }
     free(counts);
     free(rooms);

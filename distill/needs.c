@@ -59,18 +59,32 @@ static double need_of_attention(const work *w, int64_t layer, int64_t head, room
     return sum / (double)w->a->windows;
 }
 
+/* Of the n-th token, when the first ones of windows do not count. */
+static int64_t window_of(const activations *a, int64_t n)
+{
+    int64_t low = 0, high = a->windows;
+    while (high - low > 1) {
+        const int64_t middle = (low + high) / 2;
+        if (a->begins[middle] - middle <= n)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 static double need_of_sample(const work *w, int64_t layer, int64_t head, room *r)
 {
     const activations *a = w->a;
-    const int64_t usable = a->tokens - 1, d = a->channels;
+    const int64_t d = a->channels;
     double n;
     random_distinct((random_stream){ w->seed, (uint64_t)(layer * a->heads_q + head) }, w->there, w->samples,
                     r->table, r->drawn);
     for (int64_t i = 0; i < w->samples; i++) {
         const int64_t half = w->there / 2, at = r->drawn[i] % half;
-        const dof_text text = activations_text(a, layer, head, at / usable);
-        const float *from = r->drawn[i] < half ? text.q + (1 + at % usable) * text.q_row
-                                               : text.k + (1 + at % usable) * text.k_row;
+        const int64_t window = window_of(a, at), token = 1 + at - (a->begins[window] - window);
+        const dof_text text = activations_text(a, layer, head, window);
+        const float *from = r->drawn[i] < half ? text.q + token * text.q_row : text.k + token * text.k_row;
         memcpy(r->rows + i * d, from, (size_t)d * sizeof *from);
     }
     dof_sample(&r->dof, r->rows, w->samples, sqrt(a->scale[layer]));
@@ -91,7 +105,7 @@ static int check_count(const work *w, io_error *error)
 {
     if (w->there >= 2 && w->there <= INT32_MAX) return 0;
     return io_fail(error, EXIT_USAGE,
-                   "%" PRId64 " windows of %" PRId64
+                   "%" PRId64 " windows of at most %" PRId64
                    " tokens: expected 2 to 2^31 queries and keys but the first",
                    w->a->windows, w->a->tokens);
 }
@@ -100,7 +114,7 @@ int activations_needs(const activations *a, dof_mode mode, double lambda, uint64
                       double *heads, io_error *error)
 {
     const int64_t count = a->layers * a->heads_q,
-                  there = mode == DOF_ATTN ? 2 : 2 * a->windows * (a->tokens - 1);
+                  there = mode == DOF_ATTN ? 2 : 2 * (a->begins[a->windows] - a->windows);
     const work w = { a, mode, lambda, seed, there, there < SAMPLES ? there : SAMPLES };
     int status = check_count(&w, error);
     room *const rooms = calloc((size_t)threads, sizeof *rooms);

@@ -17,6 +17,31 @@ static const float *send(reading *r, const machine *on, const double *x, int64_t
     return to.data;
 }
 
+static const float *send_wide(reading *r, const machine *on, const student *s, int64_t layer,
+                              student_array which, int64_t rows)
+{
+    const int64_t width = 2 * s->channels;
+    const matrix to = memory_matrix(&r->room, LOAM_F32, 1, rows, width);
+    float row[2 * LOAM_MAX_DIM];
+    for (int64_t i = 0; to.data && i < rows; i++) {
+        student_wide_row(s, layer, which, i, row);
+        machine_upload(on, (float *)to.data + i * width, row, (size_t)width * sizeof *row);
+    }
+    return to.data;
+}
+
+/* What is other of an untied student. */
+static void send_untied(reading *r, const student *s, const machine *on, int64_t layer)
+{
+    const int64_t heads = s->heads, wide = 2 * s->channels;
+    lm_features *const f = &r->layers[layer];
+    f->untied = true;
+    f->z = send_wide(r, on, s, layer, STUDENT_Z, heads * f->features);
+    f->shift = send_wide(r, on, s, layer, STUDENT_SHIFT, heads);
+    f->balance = send_wide(r, on, s, layer, STUDENT_BALANCE, heads * wide);
+    f->balance_keys = send_wide(r, on, s, layer, STUDENT_BALANCE_KEYS, heads * wide);
+}
+
 static void send_all(reading *r, const student *s, const machine *on)
 {
     const int64_t heads = s->heads, d = s->channels;
@@ -29,7 +54,9 @@ static void send_all(reading *r, const student *s, const machine *on)
                                       .log_alpha = send(r, on, l->log_alpha, heads * M),
                                       .shift = send(r, on, l->shift, heads * d),
                                       .balance = send(r, on, l->balance, heads * d * d),
-                                      .balance_keys = send(r, on, l->balance_keys, heads * d * d) };
+                                      .balance_keys = send(r, on, l->balance_keys, heads * d * d),
+                                      .gain = send(r, on, l->gain, heads * s->queries) };
+        if (l->z_keys) send_untied(r, s, on, i);
     }
 }
 

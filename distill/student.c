@@ -29,7 +29,8 @@ static bool take(student *s, const int64_t *features)
         l->shift = calloc(heads, d * sizeof *l->shift);
         l->balance = calloc(heads, d * d * sizeof *l->balance);
         l->balance_keys = calloc(heads, d * d * sizeof *l->balance_keys);
-        there = l->used && l->z && l->log_alpha && l->shift && l->balance && l->balance_keys;
+        l->gain = calloc(heads * (size_t)s->queries, sizeof *l->gain);
+        there = l->used && l->z && l->log_alpha && l->shift && l->balance && l->balance_keys && l->gain;
         for (size_t h = 0; there && h < heads; h++)
             l->used[h] = features[i];
         for (size_t e = 0; there && e < heads * d; e++)
@@ -60,10 +61,12 @@ void student_close(student *s)
     for (int64_t i = 0; s->layer && i < s->layers; i++) {
         free(s->layer[i].used);
         free(s->layer[i].z);
+        free(s->layer[i].z_keys);
         free(s->layer[i].log_alpha);
         free(s->layer[i].shift);
         free(s->layer[i].balance);
         free(s->layer[i].balance_keys);
+        free(s->layer[i].gain);
     }
     free(s->layer);
     *s = (student){ 0 };
@@ -74,6 +77,8 @@ void student_use(student *s, const int64_t *used)
     for (int64_t i = 0; i < s->layers; i++)
         memcpy(s->layer[i].used, used + i * s->heads, (size_t)s->heads * sizeof *used);
 }
+
+void student_beside(student *s, int64_t sinks, int64_t window) { s->sinks = sinks, s->window = window; }
 
 /* ---- all heads, side by side */
 
@@ -162,6 +167,32 @@ void student_rows(const student *s, const activations *a, int64_t layer, int64_t
         map(t.k, t.k_row, t.count, d, sqrt(t.scale), l->shift + head * d, l->balance_keys + head * d * d, y);
 }
 
+static void put(float *out, const double *from, int64_t d)
+{
+    for (int64_t c = 0; c < d; c++)
+        out[c] = (float)from[c];
+}
+
+void student_wide_row(const student *s, int64_t layer, student_array which, int64_t row, float *out)
+{
+    const student_layer *l = &s->layer[layer];
+    const int64_t d = s->channels, head = row / (2 * d), i = row % (2 * d);
+    memset(out, 0, 2 * (size_t)d * sizeof *out);
+    switch (which) {
+    case STUDENT_Z:
+        put(out, l->z + row * d, d);
+        put(out + d, l->z_keys + row * d, d);
+        break;
+    case STUDENT_SHIFT: put(out + d, l->shift + row * d, d); break;
+    case STUDENT_BALANCE:
+        if (i < d) put(out, l->balance + (head * d + i) * d, d);
+        break;
+    case STUDENT_BALANCE_KEYS:
+        if (i >= d) put(out + d, l->balance_keys + (head * d + i - d) * d, d);
+        break;
+    }
+}
+
 /* ---- beginnings */
 
 const char *student_start_name(int start)
@@ -202,14 +233,19 @@ static void close_drawing(drawing *g)
 static int draw_text(drawing *g, const work *w, int64_t layer, int64_t head, int64_t text, random_stream from,
                      int64_t first, int64_t end, io_error *error)
 {
-    const int64_t d = w->s->channels, count = w->a->tokens;
+    const int64_t d = w->s->channels,
+                  count = w->a->begins[text / w->s->queries + 1] - w->a->begins[text / w->s->queries];
     double *const x = g->rows, *const y = x + count * d;
     draw_pairs some;
     if (first == end) return 0;
     student_rows(w->s, w->a, layer, head, text % w->s->queries, text / w->s->queries, x, y);
     for (int64_t e = 0; e < count * d; e++)
         g->q[e] = (float)x[e], g->k[e] = (float)y[e];
-    const dof_text rows = { g->q, g->k, d, d, count, 1, w->a->causal };
+    /* Key t - window of row t, and those before it, are keys 0 .. t' of row t' = t - sinks - window. */
+    const int64_t skip = w->s->window > 0 && w->s->sinks + w->s->window < count ? w->s->sinks + w->s->window
+                                                                                : 0;
+    const dof_text rows = { g->q + skip * d, g->k + (skip > 0 ? w->s->sinks : 0) * d, d, d, count - skip, 1,
+                            w->a->causal };
     const int status = draw_pairs_open(&some, &rows, d, 0, end - first, from, error);
     if (status) return status;
     memcpy(g->all.sums + first * d, some.sums, (size_t)((end - first) * d) * sizeof *some.sums);
@@ -273,6 +309,18 @@ static void forget_unused(student *s)
             l->log_alpha[head * M + m] = no_weight;
         }
     }
+}
+
+int student_untie(student *s, io_error *error)
+{
+    for (int64_t i = 0; i < s->layers; i++) {
+        student_layer *const l = &s->layer[i];
+        const size_t bytes = (size_t)(s->heads * l->features * s->channels) * sizeof *l->z;
+        l->z_keys = malloc(bytes);
+        if (!l->z_keys) return io_fail(error, EXIT_INTERNAL, "out of memory for features of keys");
+        memcpy(l->z_keys, l->z, bytes);
+    }
+    return 0;
 }
 
 int student_begin(student *s, const activations *a, student_start start, uint64_t seed, int threads,

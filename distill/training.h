@@ -13,9 +13,10 @@ typedef struct training_options {
     feature_loss_kind loss;
     int64_t steps, batch; /* of windows; each pass over them is in an order of its own */
     double rate, rate_log_alpha;
-    uint64_t seed;      /* of the orders */
-    int threads;        /* results do not depend on it */
-    const machine *gpu; /* where it is done; NULL: the CPU */
+    int64_t sinks, window; /* exact beside the features, with the student's gains; 0, 0: none. Softmax loss */
+    uint64_t seed;         /* of the orders */
+    int threads;           /* results do not depend on it */
+    const machine *gpu;    /* where it is done; NULL: the CPU */
 } training_options;
 
 typedef struct training_gpu training_gpu;
@@ -25,7 +26,9 @@ typedef struct training {
     const activations *a;
     training_options options;
     machine on;
+    bool untied;              /* the student is */
     parameter *z, *log_alpha; /* [layers], of host memory; x is the student's own */
+    parameter *z_keys;        /* [layers] of untied students, behind z */
     training_gpu *gpu;        /* what is trained, and z and log alpha its copy; NULL: on the CPU */
     optimiser of_z, of_log_alpha;
     memory room;

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "distill/training_gpu.h"
 
+#include "distill/gains.h"
+
 #include <math.h>
 #include <stdlib.h>
 
@@ -48,11 +50,16 @@ static bool take(training_gpu *g, const training *t)
     g->head = calloc(layers * (size_t)s->heads, sizeof *g->head);
     g->chosen = calloc((size_t)t->options.batch, sizeof *g->chosen);
     g->staged = calloc((size_t)most_numbers(t), sizeof *g->staged);
-    if (!g->z || !g->log_alpha || !g->head || !g->chosen || !g->staged) return false;
+    g->gain = calloc(layers * (size_t)(s->heads * s->queries), sizeof *g->gain);
+    if (!g->z || !g->log_alpha || !g->head || !g->chosen || !g->staged || !g->gain) return false;
     take_arrays(g, t);
     if (!memory_open(&g->room, g->on)) return false;
     take_arrays(g, t);
     list_heads(g, s);
+    for (int64_t n = 0; n < s->layers * s->heads * s->queries; n++) {
+        const int64_t place = n / s->queries;
+        g->gain[n] = (float)student_gain_of_used(s, place / s->heads, place % s->heads, n % s->queries);
+    }
     g->losses = (feature_losses){ .on = g->on,
                                   .kind = t->options.loss,
                                   .causal = t->a->causal,
@@ -61,7 +68,10 @@ static bool take(training_gpu *g, const training *t)
                                   .heads = s->layers * s->heads,
                                   .queries = s->queries,
                                   .windows = t->a->windows,
-                                  .batch = t->options.batch };
+                                  .batch = t->options.batch,
+                                  .sinks = t->options.sinks,
+                                  .window = t->options.window,
+                                  .gain = g->gain };
     return feature_losses_open(&g->losses, g->head);
 }
 
@@ -137,6 +147,12 @@ static bool map_all(const training *t)
 
 int training_gpu_open(training *t, io_error *error)
 {
+    if (!activations_even(t->a))
+        return io_fail(error, EXIT_USAGE,
+                       "training on a GPU: texts of different lengths; expected one length");
+    if (t->untied)
+        return io_fail(error, EXIT_USAGE,
+                       "training on a GPU: untied features; expected queries and keys alike");
     training_gpu *const g = calloc(1, sizeof *g);
     if (!g) return io_fail(error, EXIT_INTERNAL, "out of memory for training on a GPU");
     *g = (training_gpu){ .on = t->options.gpu, .layers = t->s->layers };
@@ -159,6 +175,7 @@ void training_gpu_close(training_gpu *g)
     free(g->head);
     free(g->chosen);
     free(g->staged);
+    free(g->gain);
     free(g);
 }
 

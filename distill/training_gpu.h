@@ -15,6 +15,7 @@ struct training_gpu {
     feature_losses losses;
     int32_t *chosen; /* [batch] */
     float *staged;   /* as many numbers as any array has */
+    float *gain;     /* [layers][heads][queries] */
     memory room;
 };
 

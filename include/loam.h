@@ -609,6 +609,47 @@ LOAM_API size_t loam_interpolation_saved_bytes(const loam_interpolation *interpo
 LOAM_API loam_status loam_interpolation_run(const loam_interpolation *interpolation, const loam_args *args,
                                             const loam_args *recurrent_args, loam_error *error);
 
+/* ---------------------------------------------------------------- hybrid
+ *
+ * Exact attention to the first `sinks` tokens and the last `window` ones, the query's own included, and
+ * positive random features for those between, under one normaliser (docs/mechanisms/hybrid.md):
+ *
+ *     o_i = (sum_near e^{s_ij} v_j + e^{gain} sum_far w_ij v_j) / (sum_near e^{s_ij} + e^{gain} sum_far w_ij)
+ *
+ * with s_ij = scale q_i.k_j and w_ij its estimate by features, whose mean over draws of z is e^{s_ij}.
+ * The problem is that of the features alone (LOAM_LINEAR, LOAM_FEATURES_POSITIVE, normalise = 1): any pass,
+ * back end and type, not packed; features <= LOAM_MAX_DIM - 1, dim_qk <= LOAM_MAX_DIM - 2, dim_v <=
+ * LOAM_MAX_DIM - 1. */
+
+typedef struct loam_hybrid loam_hybrid;
+
+typedef struct loam_hybrid_args {
+    const void *gain; /* [heads_q] real, a number or -inf (nothing far), or not given: 0 */
+    void *grad_gain;  /* [heads_q] real, or not wanted; backward */
+    /* What decode goes on from besides the state, given where that is: the sinks, and the window as a ring.
+     * Token j is in row j, or sinks + (j - sinks) % window. Forward writes, decode reads and writes. */
+    loam_view keys;      /* [batch, heads_kv, sinks + window, dim_qk] dtype */
+    loam_view values;    /* [batch, heads_kv, sinks + window, dim_v] dtype */
+    const int64_t *seen; /* [batch] tokens before this call; decode */
+} loam_hybrid_args;
+
+LOAM_API loam_status loam_hybrid_create(loam_hybrid **hybrid, const loam_problem *problem, int64_t sinks,
+                                        int64_t window, loam_error *error);
+LOAM_API void loam_hybrid_destroy(loam_hybrid *hybrid); /* NULL is allowed */
+/* The plan that reads the features, for its name and loam_plan_state_rows; it lives as long. It has one
+ * feature more than the problem, one value channel and two channels of queries and keys. */
+LOAM_API const loam_plan *loam_hybrid_read(const loam_hybrid *hybrid);
+/* Bytes of args.work and of args.saved, which forward writes where
+ * it is given and backward reads; stamped like that of a plan. */
+LOAM_API size_t loam_hybrid_work_bytes(const loam_hybrid *hybrid);
+LOAM_API size_t loam_hybrid_saved_bytes(const loam_hybrid *hybrid);
+
+/* args: as of the problem, but work, saved and the state [batch, heads of z, loam_plan_state_rows of the
+ * plan above, features + 1], of which zeros are the empty one. It has no gradient. Forward begins with the
+ * first token and may leave a state; decode goes on in its memory: state_in is state_out. */
+LOAM_API loam_status loam_hybrid_run(const loam_hybrid *hybrid, const loam_args *args,
+                                     const loam_hybrid_args *hybrid_args, loam_error *error);
+
 /* ---------------------------------------------------------------- what there is */
 
 typedef struct loam_kernel_info {

@@ -317,13 +317,15 @@ static void read_ridge(reader *r, lm_config *out, const json_t *own)
 
 static void read_features(reader *r, lm_config *out, const json_t *own)
 {
-    const json_t *list = value_of(own, "features"), *shared = value_of(own, "shared"), *each;
+    const json_t *list = value_of(own, "features"), *shared = value_of(own, "shared"),
+                 *untied = value_of(own, "untied"), *each;
     size_t layer;
     if (shared && !json_is_boolean(shared)) wrong(r, "shared", shared, "true or false");
     if (out->layers > LM_MAX_FEATURE_LAYERS || (int64_t)json_array_size(list) != out->layers)
         wrong(r, list ? "features" : "loam_attention", list ? list : own,
               "a list of as many numbers as layers, of at most 256 layers");
-    out->features_shared = json_is_true(shared);
+    if (untied && !json_is_boolean(untied)) wrong(r, "untied", untied, "true or false");
+    out->features_shared = json_is_true(shared), out->features_untied = json_is_true(untied);
     json_array_foreach(list, layer, each)
     {
         const json_int_t count = json_is_integer(each) ? json_integer_value(each) : -1;
@@ -337,7 +339,7 @@ static void refuse_keys(reader *r, const lm_config *config, const json_t *own)
 {
     static const char *const keys[][4] = { { "mechanism", NULL },
                                            { "ridge_least", "ridge_most", "ridge_unit", NULL },
-                                           { "features", "shared", NULL } };
+                                           { "features", "shared", "untied", NULL } };
     const bool has[] = { true, config->mechanism == LOAM_LLA, config->mechanism == LOAM_LINEAR };
     const json_t *value;
     const char *key;
@@ -357,9 +359,11 @@ static void read_attention(reader *r, lm_config *out)
     if (!own) return;
     if (!json_is_object(own)) wrong(r, "loam_attention", own, "an object");
     const char *name = text_of(r, own, "mechanism", "softmax");
-    if (!lm_config_attention(out, name) || (out->architecture == LM_BERT && strcmp(name, "softmax") != 0))
+    const bool known = lm_config_attention(out, name), encoder = out->architecture == LM_BERT;
+    if (!known ||
+        (encoder && ((out->mechanism != LOAM_SOFTMAX && out->mechanism != LOAM_LINEAR) || out->forgets)))
         wrong(r, "mechanism", value_of(own, "mechanism"),
-              out->architecture == LM_BERT ? "softmax" : "softmax, lla, parallax, fox or features");
+              encoder ? "softmax or features" : "softmax, lla, parallax, fox or features");
     if (!r->status) refuse_keys(r, out, own);
     if (!r->status && out->mechanism == LOAM_LLA) read_ridge(r, out, own);
     if (!r->status && out->mechanism == LOAM_LINEAR) read_features(r, out, own);

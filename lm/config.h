@@ -41,6 +41,7 @@ typedef struct lm_config {
     /* LOAM_LINEAR: of each head of a layer, 0: it has softmax; whether heads are those of the keys. */
     int16_t features[LM_MAX_FEATURE_LAYERS];
     bool features_shared;
+    bool features_untied;       /* queries and keys have their own, in arrays of twice the channels */
     bool tied;                  /* logits by the embedding */
     bool parallel;              /* NeoX: attention and mlp from the same x */
     bool scale_by_layer;        /* GPT-2: scores of layer i are divided by i + 1 as well */

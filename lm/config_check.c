@@ -61,10 +61,11 @@ static int check_features(const lm_config *c, const char *name, io_error *error)
     for (int64_t i = 0; i < c->layers; i++)
         all += lm_config_features(c, i);
     if (all == 0) return io_fail(error, EXIT_INPUT, "%s: no layer has features; expected some", name);
-    return c->head_dim <= LOAM_MAX_DIM
+    const int most = c->features_untied ? LOAM_MAX_DIM / 2 : LOAM_MAX_DIM;
+    return c->head_dim <= most
                ? 0
                : io_fail(error, EXIT_INPUT, "%s: features of heads of %lld channels; expected at most %d",
-                         name, (long long)c->head_dim, LOAM_MAX_DIM);
+                         name, (long long)c->head_dim, most);
 }
 
 static void drop_no_tokens(lm_config *c)

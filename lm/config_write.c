@@ -78,7 +78,8 @@ static bool put_features(json_t *own, const lm_config *c)
     for (int64_t i = 0; i < c->layers; i++)
         whole = json_array_append_new(list, json_integer(c->features[i])) == 0 && whole;
     whole = json_object_set_new(own, "features", list) == 0 && whole;
-    return json_object_set_new(own, "shared", json_boolean(c->features_shared)) == 0 && whole;
+    whole = json_object_set_new(own, "shared", json_boolean(c->features_shared)) == 0 && whole;
+    return (!c->features_untied || json_object_set_new(own, "untied", json_true()) == 0) && whole;
 }
 
 /* Our own key, of what the library of the others cannot read. */

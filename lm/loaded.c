@@ -16,6 +16,7 @@ static int take_features(lm_model *m, io_error *error)
     for (int64_t i = 0; i < c->layers; i++)
         m->features[i] = (lm_features){ .features = lm_config_features(c, i),
                                         .shared = c->features_shared,
+                                        .untied = c->features_untied,
                                         .z = lm_weight(w, i, LM_FEATURE_Z).data,
                                         .log_alpha = lm_weight(w, i, LM_FEATURE_ALPHA).data,
                                         .shift = lm_weight(w, i, LM_FEATURE_SHIFT).data,

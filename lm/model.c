@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 #include "lm/model.h"
 
+#include "lm/encoder.h"
+#include "lm/hybrid.h"
 #include "lm/loaded.h"
 #include "lm/manner.h"
+#include "lm/untied.h"
 #include "lm/window.h"
 #include "train/mixer.h"
 
@@ -56,6 +59,9 @@ struct lm_text {
     bool stepped;
     matrix hidden;
     window_room window;
+    hybrid_room hybrid;
+    encoder_room encoder;
+    untied_room untied;
 };
 
 static int failed(const loam_error *from, io_error *error)
@@ -120,7 +126,8 @@ static loam_problem problem_of(const lm_text *t, attended what)
     p.decay = t->options.own && c->forgets;
     if (t->batch > 1) p.batch = t->batch, p.len_kv = what.queries;
     if (features) manner_features_problem(features, &p);
-    if (elu) p.feature_map = LOAM_FEATURES_ELU, p.normalise = 1, p.scale = 0, p.len_kv = p.len_q;
+    if (elu)
+        p.feature_map = LOAM_FEATURES_ELU, p.normalise = 1, p.scale = 0, p.len_kv = p.len_q, p.causal = 1;
     if (is_split(t, &p)) p.batch = t->splits, p.len_kv = SPLIT, p.causal = 0;
     if (its.mechanism != LOAM_LLA) return p;
     p.ridge_unit = t->options.own ? c->ridge_unit : t->options.ridge_unit;
@@ -209,7 +216,7 @@ static void take_all(lm_text *t)
         const int64_t rows = f && t->most < t->room ? t->most : room;
         t->keys[i] = memory_matrix(&t->memory, on->operand, 1, rows, kv);
         t->values[i] = memory_matrix(&t->memory, on->operand, 1, rows, kv);
-        if (f)
+        if (f && c->architecture != LM_BERT)
             t->states[i] = memory_matrix(&t->memory, LOAM_F32, 1,
                                          manner_features_heads(f, c) * manner_state_rows(c), f->features);
         if (forgets) t->decays[i] = memory_matrix(&t->memory, on->dtype, 1, room, c->heads_q);
@@ -285,6 +292,9 @@ void lm_text_close(lm_text *t)
     if (!t) return;
     drop_plans(t);
     window_close(&t->window, t->of->on);
+    hybrid_close(&t->hybrid);
+    encoder_close(&t->encoder);
+    untied_close(&t->untied);
     memory work = { .gpu = t->of->on->gpu, .base = t->work };
     memory_close(&work);
     memory_close(&t->memory);
@@ -488,6 +498,12 @@ static int attend_heads(lm_text *t, attended what, matrix o, matrix q, io_error 
     if (split) split_args(t, parts, lse, &args);
     if (elu) args.lens_kv = NULL;
     if (features) features_args(t, features, what, &args);
+    if (features && features->untied &&
+        untied_args(&t->untied, on, t->most, what.queries, d, q, matrix_rows(t->keys[what.layer], 0, q.rows),
+                    &args, error))
+        return EXIT_INTERNAL;
+    if ((elu || features) && t->of->config->architecture == LM_BERT)
+        return encoder_attend(&t->encoder, on, plan, &args, error);
     if (loam_run(plan, &args, &reason)) return failed(&reason, error);
     if (split) on->op->merge_parts(on, out, parts, lse);
     return 0;
@@ -502,6 +518,9 @@ static int attend(lm_text *t, int64_t layer, matrix o, matrix q, io_error *error
     if (how->window > 0 && (how->only < 0 || how->only == layer)) {
         if (t->length > 0 || t->batch > 1)
             return io_fail(error, EXIT_USAGE, "a window reads a text in one go, and one alone");
+        if (manner_features(how, layer))
+            return hybrid_attend(&t->hybrid, t->of->on, how, c, layer, o, q, t->keys[layer], t->values[layer],
+                                 error);
         return window_attend(&t->window, t->of->on, how, c->head_dim,
                              how->inverse_temperature * lm_config_scale(c, layer), o, q, t->keys[layer],
                              t->values[layer], error);

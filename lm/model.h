@@ -17,10 +17,14 @@ typedef struct lm_head {
 typedef struct lm_features {
     int64_t features; /* of each head; 0: the layer has softmax */
     bool shared;
+    /* Queries and keys have features of their own: heads of the arrays have twice the channels, and queries
+     * are followed by zeros, keys come after as many. */
+    bool untied;
     const float *z;                      /* [heads][features][head_dim] */
     const float *log_alpha;              /* [heads][features] */
     const float *shift;                  /* [heads][head_dim] */
     const float *balance, *balance_keys; /* [heads][head_dim][head_dim] */
+    const float *gain;                   /* [heads_q]: of features beside a window, or NULL: 0 */
 } lm_features;
 
 typedef struct lm_options {
@@ -45,7 +49,8 @@ typedef struct lm_options {
      * others are read in one go. */
     const lm_features *features;
     /* Softmax over the first `sinks` tokens and the last `window` alone, the query's own too; window 0: over
-     * all. Texts are read one by one and in one go. */
+     * all. Layers with features have these for the tokens between, under one normaliser. Texts are read one
+     * by one and in one go. */
     int64_t sinks, window;
 } lm_options;
 

@@ -117,6 +117,12 @@ static const lm_name table[FAMILIES][LM_PARTS] = {
         [LM_UP_BIAS] = { "encoder.layer.%.intermediate.dense.bias", LM_ROWS, LM_WHOLE },
         [LM_DOWN] = { "encoder.layer.%.output.dense.weight", LM_ROWS, LM_WHOLE },
         [LM_DOWN_BIAS] = { "encoder.layer.%.output.dense.bias", LM_ROWS, LM_WHOLE },
+        [LM_FEATURE_Z] = { "encoder.layer.%.attention.self.loam_features.z", LM_ROWS, LM_WHOLE },
+        [LM_FEATURE_ALPHA] = { "encoder.layer.%.attention.self.loam_features.log_alpha", LM_ROWS, LM_WHOLE },
+        [LM_FEATURE_SHIFT] = { "encoder.layer.%.attention.self.loam_features.shift", LM_ROWS, LM_WHOLE },
+        [LM_FEATURE_BALANCE] = { "encoder.layer.%.attention.self.loam_features.balance", LM_ROWS, LM_WHOLE },
+        [LM_FEATURE_BALANCE_KEYS] = { "encoder.layer.%.attention.self.loam_features.balance_keys", LM_ROWS,
+                                      LM_WHOLE },
     },
     [LM_NAMES_GGUF] = {
         [LM_EMBED] = { "token_embd.weight", LM_ROWS, LM_WHOLE },

@@ -28,10 +28,8 @@ static int check_heads(const lm_config *c, const lm_head *heads, io_error *error
     return 0;
 }
 
-static int check_features(const lm_options *o, const lm_config *c, io_error *error)
+static int check_features(const lm_options *o, io_error *error)
 {
-    if (c->architecture == LM_BERT)
-        return io_fail(error, EXIT_USAGE, "features: the model's tokens see those after them");
     if (o->heads || o->only_head >= 0 || o->own)
         return io_fail(error, EXIT_USAGE, "features are those of all heads of a layer");
     return 0;
@@ -45,14 +43,11 @@ int lm_options_check(const lm_options *o, const lm_config *c, io_error *error)
     if (o->only_head >= c->heads_q)
         return io_fail(error, EXIT_USAGE, "head %lld: the model's layers have %lld", (long long)o->only_head,
                        (long long)c->heads_q);
-    if (o->features && check_features(o, c, error)) return EXIT_USAGE;
-    if (o->window > 0 &&
-        (o->features || o->heads || o->own || o->mechanism != LOAM_SOFTMAX || o->only_head >= 0))
+    if (o->features && check_features(o, error)) return EXIT_USAGE;
+    if (o->window > 0 && (o->heads || o->own || o->mechanism != LOAM_SOFTMAX || o->only_head >= 0))
         return io_fail(error, EXIT_USAGE, "a window is of softmax in all heads of a layer");
     if (o->window > 0 && c->architecture == LM_BERT)
         return io_fail(error, EXIT_USAGE, "a window: the model's tokens see those after them");
-    if (o->mechanism == LOAM_LINEAR && c->architecture == LM_BERT)
-        return io_fail(error, EXIT_USAGE, "linear attention: the model's tokens see those after them");
     return o->heads ? check_heads(c, o->heads, error) : 0;
 }
 
@@ -66,9 +61,10 @@ const lm_features *manner_features(const lm_options *o, int64_t layer)
 
 void manner_features_problem(const lm_features *f, loam_problem *p)
 {
-    p->len_kv = p->len_q;
+    p->len_kv = p->len_q, p->causal = 1;
     p->feature_map = LOAM_FEATURES_POSITIVE, p->normalise = 1;
     p->features = f->features, p->features_shared = f->shared;
+    if (f->untied) p->dim_qk *= 2;
 }
 
 int64_t manner_features_heads(const lm_features *f, const lm_config *c)
@@ -80,7 +76,7 @@ int64_t manner_state_rows(const lm_config *c) { return c->head_dim + 2; }
 
 void manner_features_args(const lm_features *f, const lm_config *c, loam_args *args)
 {
-    const int64_t heads = manner_features_heads(f, c), d = c->head_dim;
+    const int64_t heads = manner_features_heads(f, c), d = (f->untied ? 2 : 1) * c->head_dim;
     args->lens_kv = NULL;
     args->z = loam_dense(f->z, heads, f->features, d);
     args->log_alpha = loam_dense(f->log_alpha, heads, f->features, 1);

@@ -83,7 +83,7 @@ void lm_part_shape(const lm_config *config, lm_part part, int64_t layer, int64_t
     const int64_t width = config->width, inner = config->inner;
     const int64_t queries = config->heads_q * config->head_dim, keys = config->heads_kv * config->head_dim;
     const int64_t heads = lm_config_feature_heads(config), features = lm_config_features(config, layer),
-                  head_dim = config->head_dim;
+                  head_dim = (config->features_untied ? 2 : 1) * config->head_dim;
     const int64_t shapes[LM_PARTS][2] = {
         [LM_EMBED] = { config->vocabulary, width },
         [LM_POSITIONS] = { config->context, width },

@@ -34,6 +34,8 @@ static const char *lacking(const lm_config *c, const mixer *row)
     if (c->architecture == LM_BERT) return "it sees the whole text; expected gpt2, gpt_neox or llama";
     if (student && row->positive && c->scale_by_layer)
         return "its scores are divided by the number of the layer, which training features leaves out";
+    if (student && c->features_untied)
+        return "its queries and keys have features of their own; expected the same";
     if (student ? !row->positive : row->positive || c->mechanism != LOAM_SOFTMAX || c->forgets)
         return row->positive ? "it has no features" : "it has attention of its own; expected softmax";
     if (c->layers > MODEL_MAX_LAYERS) return "it has more layers than can be trained here";

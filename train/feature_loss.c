@@ -74,7 +74,7 @@ static int64_t seen(const work *w, int64_t i) { return w->l->causal ? w->first +
 static void map_all_keys(const work *w)
 {
     const feature_loss *l = w->l;
-    products(w->a, l->tokens, l->features, l->y, l->z, l->channels);
+    products(w->a, l->tokens, l->features, l->y, l->z_keys ? l->z_keys : l->z, l->channels);
     for (int64_t j = 0; j < l->tokens; j++) {
         const double half = half_norm(l->y + j * l->channels, l->channels);
         for (int64_t m = 0; m < l->features; m++)
@@ -139,6 +139,33 @@ static double row_softmax(const work *w, int64_t i)
     return loss;
 }
 
+/* The same beside a window. What is near has one weight, e^a in the unit of the kernel. */
+static double row_joint(const work *w, int64_t i)
+{
+    const double *kernel = w->kernel + i * w->keys, *log_p = w->exact + i * w->keys;
+    const int64_t first = w->l->sinks, end = seen(w, i) - w->l->window;
+    double *dg = w->dg + i * w->keys, near = 0, sum = 0, loss = 0;
+    const double all = normalise(w, i);
+    for (int64_t j = 0; j < seen(w, i); j++) {
+        const bool far = j >= first && j < end;
+        dg[j] = 0;
+        near += far ? 0 : exp(log_p[j]);
+        sum += far ? fmax(kernel[j], LEAST) : 0;
+        loss -= far ? 0 : exp(log_p[j]) * log_p[j];
+    }
+    if (end <= first) return loss;
+    near = fmax(near, LEAST);
+    const double a = all + log(near) - w->l->gain - w->factor[i], top = fmax(a, log(sum)),
+                 total = top + log(exp(a - top) + sum * exp(-top));
+    loss += near * (log(near) - a + total);
+    for (int64_t j = first; j < end; j++) {
+        const double p = exp(log_p[j]), k = fmax(kernel[j], LEAST);
+        loss -= p * (log(k) - total);
+        dg[j] = kernel[j] > LEAST ? exp(-total) - p / k : 0;
+    }
+    return loss;
+}
+
 static double row_squares(const work *w, int64_t i)
 {
     const double *kernel = w->kernel + i * w->keys, *exact = w->exact + i * w->keys;
@@ -163,7 +190,9 @@ static double losses(const work *w)
     products(w->kernel, w->count, w->keys, w->fq, w->fk, l->features);
     products(w->exact, w->count, w->keys, l->x + w->first * l->channels, l->y, l->channels);
     for (int64_t i = 0; i < w->count; i++) {
-        sum += l->kind == FEATURE_LOSS_SOFTMAX ? row_softmax(w, i) : row_squares(w, i);
+        sum += l->kind != FEATURE_LOSS_SOFTMAX ? row_squares(w, i)
+               : l->window > 0                 ? row_joint(w, i)
+                                               : row_softmax(w, i);
         for (int64_t j = seen(w, i); j < w->keys; j++)
             w->dg[i * w->keys + j] = 0;
     }
@@ -193,7 +222,8 @@ static double pairs(const feature_loss *l)
     return l->causal ? T * (T + 1) / 2 : T * T;
 }
 
-double feature_loss_run(const feature_loss *l, double *grad_z, double *grad_log_alpha, double *at)
+double feature_loss_run(const feature_loss *l, double *grad_z, double *grad_z_keys, double *grad_log_alpha,
+                        double *at)
 {
     work w;
     const int64_t T = l->tokens, M = l->features;
@@ -216,7 +246,7 @@ double feature_loss_run(const feature_loss *l, double *grad_z, double *grad_log_
         gradients(&w, part, grad_z);
     }
     cblas_dgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)M, d, (int)T, 1, w.da, (int)M, l->y, d, 1,
-                grad_z, d);
+                l->z_keys ? grad_z_keys : grad_z, d);
     for (int64_t e = 0; e < T * M; e++)
         grad_log_alpha[e % M] += w.da[e];
     return part * sum;

@@ -9,7 +9,8 @@
  *     l2        mean over pairs of (e^{-s} k_tj - e^{-s} K_tj)^2, s the same for all sequences: the largest
  *               x . y of the calibration text, or some kernel values overflow
  *
- * over the keys j that t sees. All float64; T x T numbers are never kept. */
+ * over the keys j that t sees. With a window (softmax alone, causal) k is K for the first `sinks` keys and
+ * the last `window` that t sees, and e^gain k for the others. All float64; T x T numbers are never kept. */
 #ifndef LOAM_TRAIN_FEATURE_LOSS_H
 #define LOAM_TRAIN_FEATURE_LOSS_H
 
@@ -26,15 +27,20 @@ typedef enum feature_loss_kind {
 typedef struct feature_loss {
     feature_loss_kind kind;
     bool causal;
-    double largest;                     /* s of l2 */
+    double largest;        /* s of l2 */
+    int64_t sinks, window; /* window 0: none */
+    double gain;
     int64_t tokens, channels, features; /* T, d, M */
     const double *x, *y;                /* [T, d] */
     const double *z, *log_alpha;        /* [M, d], [M] */
+    const double *z_keys;               /* [M, d]: of y in the place of z, or NULL */
 } feature_loss;
 
 /* Of the workspace. */
 size_t feature_loss_doubles(const feature_loss *loss);
-/* Returns the loss; its gradients are added to grad_z [M, d] and grad_log_alpha [M]. */
-double feature_loss_run(const feature_loss *loss, double *grad_z, double *grad_log_alpha, double *work);
+/* Returns the loss; its gradients are added to grad_z [M, d], grad_log_alpha [M] and, with z_keys,
+ * grad_z_keys [M, d], else NULL. */
+double feature_loss_run(const feature_loss *loss, double *grad_z, double *grad_z_keys, double *grad_log_alpha,
+                        double *work);
 
 #endif

@@ -14,6 +14,10 @@ static void take(feature_losses *l)
     l->x = memory_take(from, rows * l->queries, (size_t)l->row * sizeof *l->x);
     l->y = memory_take(from, rows, (size_t)l->row * sizeof *l->y);
     l->exact = memory_take(from, rows * l->queries, sizeof *l->exact);
+    if (l->window > 0) {
+        l->near = memory_take(from, rows * l->queries, sizeof *l->near);
+        l->gains = memory_take(from, l->heads * l->queries, sizeof *l->gains);
+    }
     l->largest = memory_take(from, l->heads, sizeof *l->largest);
     l->losses = memory_take(from, l->heads, sizeof *l->losses);
     l->chosen = memory_take(from, l->batch, sizeof *l->chosen);
@@ -45,6 +49,10 @@ bool feature_losses_open(feature_losses *l, feature_head *head)
     }
     take(l);
     machine_upload(l->on, l->list, head, (size_t)l->heads * sizeof *head);
+    if (l->window > 0) {
+        const int64_t queries = l->heads * l->queries;
+        machine_upload(l->on, l->gains, l->gain, (size_t)queries * sizeof *l->gain);
+    }
     return true;
 }
 

@@ -23,15 +23,18 @@ typedef struct feature_losses {
     int64_t tokens, channels; /* T, d */
     int64_t heads, queries;   /* query heads of each that fit the same features */
     int64_t windows, batch;   /* sequences, and those that a loss is the mean of */
+    int64_t sinks, window;    /* as of one loss; the gain is of each query head */
+    const float *gain;        /* [heads][queries], of host memory; needed until it is open */
     /* The rest is made by feature_losses_open; arrays of the machine. */
-    int64_t row;        /* channels, up to a multiple of 4 with zeros */
-    int64_t most;       /* features of any head */
-    feature_head *list; /* [heads], those with most features first */
-    float *x, *y;       /* [heads][queries][windows][T][row], [heads][windows][T][row] */
-    float *exact;       /* [heads][queries][windows][T]: log sum e^{x . y}; l2: the largest x . y */
-    float *largest;     /* [heads] */
-    float *losses;      /* [heads] */
-    int32_t *chosen;    /* [batch] */
+    int64_t row;         /* channels, up to a multiple of 4 with zeros */
+    int64_t most;        /* features of any head */
+    feature_head *list;  /* [heads], those with most features first */
+    float *x, *y;        /* [heads][queries][windows][T][row], [heads][windows][T][row] */
+    float *exact;        /* [heads][queries][windows][T]: log sum e^{x . y}; l2: the largest x . y */
+    float *near, *gains; /* beside a window: the same of what is near, and the gains */
+    float *largest;      /* [heads] */
+    float *losses;       /* [heads] */
+    int32_t *chosen;     /* [batch] */
     float *scratch, *parts;
     memory room;
 } feature_losses;

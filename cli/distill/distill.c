@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT
  * loam distill: a pretrained Transformer whose softmax attention becomes positive random features. */
+#define _POSIX_C_SOURCE 200809L
 #include "cli/command.h"
+#include "cli/distill/beside.h"
 #include "cli/distill/strategy.h"
 #include "cli/distill/trial.h"
 #include "cli/experiment/options.h"
@@ -8,17 +10,18 @@
 #include "cli/lm/lm.h"
 #include "cli/names.h"
 #include "cli/progress.h"
-#include "distill/checkpoint.h"
 #include "distill/flushed.h"
 #include "distill/model.h"
 #include "distill/reading.h"
 #include "io/out_file.h"
 #include "lm/chat.h"
+#include "lm/path.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char USAGE[] = "loam distill MODEL --calibration FILE[,FILE..] --text FILE[,FILE..] [options]";
 static const char ABOUT[] =
@@ -28,16 +31,14 @@ static const char ABOUT[] =
 
 static const double interval = 60; /* seconds between checkpoints */
 
-enum { SINKS = 4 };
-
 typedef struct request {
     lm_words words;
     const char *calibration, *texts, *loss, *strategy, *out;
     ridge_choice choice; /* of what is predicted */
-    int64_t windows, layer, seed, measured_windows, measured_steps;
+    int64_t windows, layer, seed, measured_windows, measured_steps, hybrid;
     dof_budget budget;
-    bool shared;
-    strategy how;
+    bool shared, cascade, untied;
+    int how; /* the strategy */
     training_options training;
 } request;
 
@@ -51,12 +52,16 @@ static const char *loss_word(int index)
 
 static int check(request *r, io_error *error)
 {
-    int kind = r->training.loss, how = STRATEGY_FIX;
+    int kind = r->training.loss;
     int status = names_choose("loss", r->loss, loss_word, &kind, error);
-    if (!status) status = names_choose("strategy", r->strategy, strategy_name, &how, error);
-    r->how = (strategy)how;
+    if (!status) status = names_choose("strategy", r->strategy, strategy_name, &r->how, error);
     r->training.loss = (feature_loss_kind)kind, r->training.seed = (uint64_t)r->seed;
-    if (!status && dof_budget_check(&r->budget, error)) return EXIT_USAGE;
+    if (!status && r->budget.mean > 0 && dof_budget_check(&r->budget, error)) return EXIT_USAGE;
+    if (!status && r->hybrid > 0 && r->training.steps > 0 && kind != FEATURE_LOSS_SOFTMAX)
+        return io_fail(error, EXIT_USAGE, "--hybrid: trains by the softmax loss; leave --loss out");
+    if (!status && r->cascade && r->layer >= 0)
+        return io_fail(error, EXIT_USAGE, "--cascade with --layer %" PRId64 ": expected all layers",
+                       r->layer);
     return !status && r->out ? experiment_check_out(r->out, error) : status;
 }
 
@@ -65,17 +70,18 @@ static int read_request(request *r, int argc, char **argv, const char **model, b
     *r = (request){
         .words = lm_words_default(), .windows = 64, .layer = -1, .measured_windows = 8, .measured_steps = 100
     };
-    r->budget = (dof_budget){ .mean = 64, .unit = 8, .most = LOAM_MAX_DIM };
+    r->budget = (dof_budget){ .unit = 8, .most = LOAM_MAX_DIM };
     r->choice.tokens = 4096, r->choice.context = 512;
     r->training = training_options_default();
     const option_row rows[] = {
         { "calibration", OPTION_TEXT, &r->calibration, 0, 0, "FILE,..", "texts that features are fitted to" },
-        { "windows", OPTION_INT, &r->windows, 1, 1e6, "N", "of them, of whole context; default 64" },
-        { "text", OPTION_TEXT, &r->texts, 0, 0, "FILE,..", "texts that are predicted" },
+        { "windows", OPTION_INT, &r->windows, 1, 1e6, "N",
+          "of them, of whole context; of an encoder lines; default 64" },
+        { "text", OPTION_TEXT, &r->texts, 0, 0, "FILE,..", "texts that are predicted, or lines compared" },
         { "tokens", OPTION_INT, &r->choice.tokens, 1, 1e9, "N", "of these, of each as many; default 4096" },
         { "context", OPTION_INT, &r->choice.context, 2, 1e6, "N", "tokens of a window; default 512" },
         { "features", OPTION_INT, &r->budget.mean, 1, LOAM_MAX_DIM, "M",
-          "of a head in the mean; default 64" },
+          "of a head in the mean; default 64, of an encoder a head's channels" },
         { "unit", OPTION_INT, &r->budget.unit, 1, LOAM_MAX_DIM, "N",
           "features are multiples of it; default 8" },
         { "strategy", OPTION_TEXT, &r->strategy, 0, 0, "NAME",
@@ -85,8 +91,14 @@ static int read_request(request *r, int argc, char **argv, const char **model, b
         { "measured-steps", OPTION_INT, &r->measured_steps, 0, 1e9, "N",
           "of training before it measures; default 100" },
         { "shared", OPTION_FLAG, &r->shared, 0, 0, NULL, "one state for the queries that share keys" },
+        { "hybrid", OPTION_INT, &r->hybrid, 1, 1e6, "W",
+          "also exact sinks and a window of W tokens beside fewer features; default: not" },
         { "layer", OPTION_INT, &r->layer, 0, 1e6, "N", "the one layer without softmax; default all" },
         { "loss", OPTION_TEXT, &r->loss, 0, 0, "NAME", "softmax (default), l2row or l2" },
+        { "untied", OPTION_FLAG, &r->untied, 0, 0, NULL,
+          "also a student whose queries and keys have features of their own, trained on the CPU" },
+        { "cascade", OPTION_FLAG, &r->cascade, 0, 0, NULL,
+          "also a student whose layers are trained one after the other, on what those before it make" },
         { "steps", OPTION_INT, &r->training.steps, 0, 1e9, "N", "of training; default 2000, 0: none" },
         { "batch", OPTION_INT, &r->training.batch, 1, 1e6, "N", "windows of a step; default 8" },
         { "rate", OPTION_REAL, &r->training.rate, 1e-9, 10, "X", "of z; default 0.02" },
@@ -121,115 +133,103 @@ typedef struct command {
     const char *model; /* its path */
     lm_session session;
     ridge_plan plan;
-    activations of;
+    distillation from;
     trial trial;
     shares shares;
-    int64_t window;  /* beside SINKS */
     double *flushed; /* [layers], of the last student */
+    progress bar;
+    dof_budget budget;
+    bool encoder;
 } command;
 
 static void count_one(void *bar) { progress_add(bar, 1); }
 
-/* Whole windows of the calibration's texts; tokens [windows][context]. */
-static int take_windows(const command *c, const ridge_plan *p, int32_t *ids, int64_t *count, io_error *error)
-{
-    *count = 0;
-    for (int64_t n = 0; n < p->window_count && *count < c->r->windows; n++)
-        if (p->windows[n].at.inputs == p->choice.context)
-            ridge_inputs(p, &p->windows[n], ids + (*count)++ * p->choice.context);
-    if (*count > 0) return 0;
-    return io_fail(error, EXIT_INPUT, "--calibration %s: no window of %" PRId64 " tokens", c->r->calibration,
-                   p->choice.context);
-}
-
-static int read_calibration(command *c, io_error *error)
-{
-    ridge_choice choice = c->r->choice;
-    ridge_plan p;
-    progress bar;
-    int64_t count = 0;
-    /* Each text has whole windows. */
-    int64_t texts = 1;
-    for (const char *at = c->r->calibration; (at = strchr(at, ',')); at++)
-        texts++;
-    choice.tokens = (c->r->windows + texts - 1) / texts * texts * choice.context;
-    int status = ridge_plan_open(&p, &choice, c->session.model, c->session.tokens, c->r->calibration, error);
-    if (status) return status;
-    int32_t *ids = calloc((size_t)c->r->windows, (size_t)choice.context * sizeof *ids);
-    status = ids ? take_windows(c, &p, ids, &count, error)
-                 : io_fail(error, EXIT_INTERNAL, "out of memory for windows");
-    progress_begin(&bar, "calibration", count);
-    if (!status)
-        status = activations_open(&c->of, c->session.model, ids, count, choice.context, count_one, &bar,
-                                  error);
-    progress_end(&bar);
-    free(ids);
-    ridge_plan_close(&p);
-    return status;
-}
-
 static int share_features(command *c, io_error *error)
 {
     const request *r = c->r;
-    const strategy_problem p = { .how = r->how,
-                                 .budget = r->budget,
-                                 .of = &c->of,
-                                 .shared = r->shared,
-                                 .session = &c->session,
-                                 .calibration = r->calibration,
-                                 .context = r->choice.context,
-                                 .windows = r->measured_windows,
-                                 .steps = r->measured_steps,
-                                 .training = r->training };
-    return strategy_share(&p, &c->shares, error);
+    strategy_problem p = { .how = strategy_at(r->how),
+                           .budget = c->budget,
+                           .from = &c->from,
+                           .seed = r->training.seed,
+                           .measured = { .windows = r->measured_windows,
+                                         .fit = { .options = r->training, .end = INFINITY } } };
+    bool whole;
+    p.measured.fit.options.steps = r->measured_steps;
+    return strategy_share(&p, &c->shares, &whole, error);
+}
+
+/* What depends on the model: the number of features, and an encoder's limits. */
+static int suit(command *c, io_error *error)
+{
+    const lm_config *config = lm_model_config(c->session.model);
+    c->encoder = config->architecture == LM_BERT, c->budget = c->r->budget;
+    if (c->budget.mean == 0) c->budget.mean = c->encoder ? config->head_dim : 64;
+    if (c->encoder && c->session.on.gpu && c->r->training.steps > 0)
+        return io_fail(error, EXIT_USAGE,
+                       "--backend cuda: features of an encoder are trained on the CPU; expected --steps 0 or "
+                       "--backend cpu");
+    if (c->r->untied && c->session.on.gpu && c->r->training.steps > 0)
+        return io_fail(error, EXIT_USAGE, "--untied with --backend cuda: it is trained on the CPU");
+    if (c->encoder && c->r->hybrid > 0)
+        return io_fail(error, EXIT_USAGE, "--hybrid %" PRId64 ": the model's tokens see those after them",
+                       c->r->hybrid);
+    return dof_budget_check(&c->budget, error);
 }
 
 static int open_all(command *c, io_error *error)
 {
-    int status = lm_session_open(&c->session, c->model, &c->r->words, error);
-    if (status) return status;
-    const lm_config *config = lm_model_config(c->session.model);
-    if (config->architecture == LM_BERT)
-        return io_fail(error, EXIT_USAGE, "%s: distillation is of models that predict", c->model);
-    if (config->mechanism != LOAM_SOFTMAX || config->forgets)
-        return io_fail(error, EXIT_USAGE, "%s: its attention is %s; expected softmax", c->model,
-                       lm_config_attention_name(config));
-    status = ridge_plan_open(&c->plan, &c->r->choice, c->session.model, c->session.tokens, c->r->texts,
-                             error);
+    const request *r = c->r;
+    int status = lm_session_open(&c->session, c->model, &r->words, error);
+    if (!status) status = distillation_check(&c->session, c->model, error);
+    if (!status) status = suit(c, error);
+    const distillation_choice choice = { r->calibration, r->windows, r->choice.context, c->budget.mean,
+                                         r->shared };
+    if (!status)
+        status = ridge_plan_open(&c->plan, &r->choice, c->session.model, c->session.tokens, r->texts, error);
     if (!status) status = trial_open(&c->trial, &c->plan, c->session.model, error);
-    if (!status) status = read_calibration(c, error);
+    if (!status) status = distillation_open(&c->from, &c->session, &choice, error);
+    int64_t features;
+    if (!status && r->hybrid > 0) status = beside_features(&c->from, r->hybrid, &features, error);
     return status ? status : share_features(c, error);
 }
 
-static int measure_by(command *c, const char *name, const lm_options *options, io_error *error)
+/* s: of an arm that has features; window: beside it, 0: none. */
+static int measure(command *c, const distill_arm *arm, const student *s, int64_t window, io_error *error)
 {
-    progress bar;
-    progress_begin(&bar, name, c->plan.window_count);
-    const int status = trial_run(&c->trial, name, options, count_one, &bar, error);
-    progress_end(&bar);
-    return status;
-}
-
-/* Without student: softmax, or LOAM_LINEAR of elu + 1. */
-static int measure(command *c, const char *name, const student *s, loam_mechanism mechanism, io_error *error)
-{
-    lm_options options = lm_options_default();
     reading r = { 0 };
+    progress bar;
     int status = s ? reading_open(&r, s, &c->session.on, error) : 0;
     if (status) return status;
-    options.features = r.layers, options.only = c->r->layer, options.mechanism = mechanism;
-    status = measure_by(c, name, &options, error);
+    lm_options options = distillation_options(arm, lm_model_config(c->session.model), &c->from.choice,
+                                              r.layers);
+    options.only = c->r->layer;
+    if (window > 0) options.sinks = DISTILL_SINKS, options.window = window;
+    progress_begin(&bar, arm->name, c->plan.window_count);
+    status = trial_run(&c->trial, arm->name, &options, count_one, &bar, error);
+    progress_end(&bar);
     reading_close(&r);
     return status;
 }
 
-static int begin(const command *c, student *s, student_start start, bool calibrated, io_error *error)
+/* How many tokens of a sentence an encoder reads is told by a file of its own (loam lm embed). */
+static int copy_length(const command *c, io_error *error)
 {
-    const int threads = c->session.on.threads;
-    int status = student_open(s, &c->of, c->shares.features, c->r->shared, error);
-    if (!status && c->shares.used) student_use(s, c->shares.used);
-    if (!status && calibrated) status = student_calibrate(s, &c->of, true, threads, error);
-    return status ? status : student_begin(s, &c->of, start, c->r->training.seed, threads, error);
+    static const char name[] = "sentence_bert_config.json";
+    char path[EXPERIMENT_PATH], *from = NULL, *text = NULL;
+    size_t bytes = 0;
+    out_file *file;
+    int status = lm_path(&from, c->model, name, error);
+    if (!status && access(from, F_OK) == 0) {
+        status = lm_text_file(&text, &bytes, from, error);
+        snprintf(path, sizeof path, "%s/%s", c->r->out, name);
+        if (!status && !(status = out_open(&file, path, error))) {
+            fwrite(text, 1, bytes, out_stream(file));
+            status = out_commit(file, error);
+        }
+    }
+    free(text);
+    free(from);
+    return status;
 }
 
 /* The student as a folder that loam lm reads. */
@@ -247,87 +247,95 @@ static int save_model(const command *c, const student *s, io_error *error)
         status = lm_folder_write(&folder, i, path, error);
     }
     free(template);
-    return status;
+    return !status && c->encoder ? copy_length(c, error) : status;
 }
 
 /* What is kept of the last student: how its states fare, and where --out says so the model. */
 static int finish(command *c, const student *s, io_error *error)
 {
-    c->flushed = calloc((size_t)c->of.layers, sizeof *c->flushed);
+    c->flushed = calloc((size_t)c->from.of.layers, sizeof *c->flushed);
     if (!c->flushed) return io_fail(error, EXIT_INTERNAL, "out of memory for shares");
-    const int status = student_flushed(s, &c->of, c->session.on.threads, c->flushed, error);
+    const int status = c->encoder ? 0
+                                  : student_flushed(s, &c->from.of, c->session.on.threads, c->flushed, error);
     return !status && c->r->out ? save_model(c, s, error) : status;
 }
 
-/* The features that need no training. */
-static int measure_drawn(command *c, io_error *error)
+static int train(command *c, const distill_arm *arm, student *s, const char *path, io_error *error)
 {
-    static const struct {
-        const char *name;
-        student_start start;
-        bool calibrated;
-    } arms[] = { { "uniform", STUDENT_UNIFORM, false },       { "normal", STUDENT_NORMAL, false },
-                 { "orthogonal", STUDENT_ORTHOGONAL, false }, { "dct", STUDENT_DCT, false },
-                 { "pairs", STUDENT_PAIRS, false },           { "balanced pairs", STUDENT_PAIRS, true } };
-    const size_t arm_count = sizeof arms / sizeof *arms;
-    int status = 0;
-    for (size_t i = 0; !status && i < arm_count; i++) {
-        student s = { 0 };
-        status = begin(c, &s, arms[i].start, arms[i].calibrated, error);
-        if (!status) status = measure(c, arms[i].name, &s, LOAM_SOFTMAX, error);
-        if (!status && i + 1 == arm_count && c->r->training.steps == 0) status = finish(c, &s, error);
-        student_close(&s);
-    }
-    return status ? status : measure(c, "elu + 1", NULL, LOAM_LINEAR, error);
+    const bool cascade = arm->form == FORM_CASCADE;
+    char own[EXPERIMENT_PATH];
+    snprintf(own, sizeof own, "%s/%s", c->r->out ? c->r->out : "",
+             cascade ? "cascade" : "untied.safetensors");
+    const fit by = { c->r->training, path && arm->form != FORM_TRAINED ? own : path,
+                     interval,       INFINITY,
+                     count_one,      &c->bar };
+    bool whole;
+    progress_begin(&c->bar, arm->name, by.options.steps * (cascade ? c->from.of.layers : 1));
+    const int status = cascade ? fit_cascade(&c->from, s, &by, &whole, error)
+                               : fit_run(&c->from, s, &by, &whole, error);
+    progress_end(&c->bar);
+    return status;
 }
 
-/* Keys and values of the window are as many numbers as the states of a layer, M (d + 1) of a head. */
-static int measure_window(command *c, io_error *error)
-{
-    const activations *a = &c->of;
-    const int64_t heads = c->r->shared ? a->heads_kv : a->heads_q, d = a->channels,
-                  state = heads * c->r->budget.mean * (d + 1), window = state / (2 * d * a->heads_kv);
-    lm_options options = lm_options_default();
-    c->window = window > 0 ? window : 1;
-    options.only = c->r->layer, options.sinks = SINKS, options.window = c->window;
-    return measure_by(c, "window", &options, error);
-}
+static bool is_trained(const distill_arm *a) { return a->form >= FORM_TRAINED; }
 
-/* From the checkpoint, where there is one, to the last step. */
-static int run_training(training *t, const char *path, io_error *error)
+/* last: its student is the one that is kept. */
+static int measure_arm(command *c, const distill_arm *arm, const char *path, bool last, io_error *error)
 {
-    bool found = false;
-    progress bar;
-    double saved = lm_seconds();
-    int status = path ? training_load(t, path, &found, error) : 0;
-    const int64_t from = training_taken(t);
-    progress_begin(&bar, "training", t->options.steps - from);
-    while (!status && training_taken(t) < t->options.steps) {
-        training_step(t);
-        progress_add(&bar, 1);
-        if (!path || lm_seconds() - saved < interval) continue;
-        status = training_save(t, path, error);
-        saved = lm_seconds();
-    }
-    if (!status) status = training_fetch(t, error);
-    progress_end(&bar);
-    return !status && path && training_taken(t) > from ? training_save(t, path, error) : status;
-}
-
-static int measure_trained(command *c, const char *path, io_error *error)
-{
-    training_options options = c->r->training;
     student s = { 0 };
-    training t = { 0 };
-    options.threads = c->session.on.threads;
-    options.gpu = c->session.on.gpu ? &c->session.on : NULL;
-    int status = begin(c, &s, STUDENT_PAIRS, true, error);
-    if (!status) status = training_open(&t, &s, &c->of, &options, error);
-    if (!status) status = run_training(&t, path, error);
-    training_close(&t);
-    if (!status) status = measure(c, "trained", &s, LOAM_SOFTMAX, error);
-    if (!status) status = finish(c, &s, error);
+    int status = 0;
+    if (!distill_arm_has_features(arm)) return measure(c, arm, NULL, 0, error);
+    status = distillation_begin(&c->from, &s, arm, c->shares.features, c->shares.used, c->r->training.seed,
+                                error);
+    if (!status && arm->form == FORM_UNTIED) status = student_untie(&s, error);
+    if (!status && is_trained(arm)) status = train(c, arm, &s, path, error);
+    if (!status) status = measure(c, arm, &s, 0, error);
+    if (!status && last) status = finish(c, &s, error);
     student_close(&s);
+    return status;
+}
+
+static int measure_hybrid(command *c, beside_form form, const char *path, io_error *error)
+{
+    const fit by = { c->r->training, path, interval, INFINITY, count_one, &c->bar };
+    const int64_t window = c->r->hybrid;
+    student s = { 0 };
+    progress_begin(&c->bar, beside_arm(form)->name, form == BESIDE_TRAINED ? by.options.steps : 0);
+    int status = beside_begin(&c->from, &s, form, window, &by, c->r->training.seed, error);
+    progress_end(&c->bar);
+    if (!status) status = measure(c, beside_arm(form), &s, window, error);
+    student_close(&s);
+    return status;
+}
+
+static int measure_hybrids(command *c, const char *path, io_error *error)
+{
+    int status = 0;
+    if (c->r->hybrid == 0) return 0;
+    status = measure_hybrid(c, BESIDE_DRAWN, NULL, error);
+    return status || c->r->training.steps == 0 ? status : measure_hybrid(c, BESIDE_TRAINED, path, error);
+}
+
+static bool is_wanted(const command *c, const distill_arm *a)
+{
+    switch (a->form) {
+    case FORM_WINDOW: return !c->encoder;
+    case FORM_TRAINED: return c->r->training.steps > 0;
+    case FORM_UNTIED: return c->r->training.steps > 0 && c->r->untied;
+    case FORM_CASCADE: return c->r->training.steps > 0 && c->r->cascade;
+    default: return true;
+    }
+}
+
+static int measure_all(command *c, const char *path, io_error *error)
+{
+    int last = 0;
+    for (int i = 0; distill_arm_at(i); i++)
+        if (is_wanted(c, distill_arm_at(i)) && distill_arm_has_features(distill_arm_at(i))) last = i;
+    const distill_arm *arm;
+    int status = 0;
+    for (int i = 0; !status && (arm = distill_arm_at(i)); i++)
+        if (is_wanted(c, arm)) status = measure_arm(c, arm, path, i == last, error);
     return status;
 }
 
@@ -336,7 +344,7 @@ static int measure_trained(command *c, const char *path, io_error *error)
 /* By how much of what features of N(0, I) lose. */
 static double gap_of(const trial *t, int arm)
 {
-    return trial_value_of(t, arm).more / trial_value_of(t, 2).more;
+    return trial_value_of(t, arm).more / trial_value_of(t, distill_arm_find("normal")).more;
 }
 
 /* Of the layers that have features. */
@@ -344,8 +352,8 @@ static void print_flushed(const command *c)
 {
     double sum = 0;
     int64_t most = c->r->layer < 0 ? 0 : c->r->layer;
-    for (int64_t i = 0; i < c->of.layers; i++) {
-        sum += c->flushed[i] / (double)c->of.layers;
+    for (int64_t i = 0; i < c->from.of.layers; i++) {
+        sum += c->flushed[i] / (double)c->from.of.layers;
         if (c->r->layer < 0 && c->flushed[i] > c->flushed[most]) most = i;
     }
     printf("keys that take the past of a feature times less than e^-20: %.3g %% of a head's tokens",
@@ -354,20 +362,44 @@ static void print_flushed(const command *c)
     printf("\n");
 }
 
+static void print_hybrid(const command *c)
+{
+    int64_t features;
+    if (c->r->hybrid > 0 && !beside_features(&c->from, c->r->hybrid, &features, NULL))
+        printf("hybrid: softmax over the first %d tokens and the last %" PRId64 ", %" PRId64
+               " features of a head for those between, a gain for each\n",
+               DISTILL_SINKS, c->r->hybrid, features);
+}
+
+/* A mean of -log p, or of cosines. */
+static double mean_of(const command *c, trial_value v) { return c->encoder ? 1 - v.mean : v.mean; }
+
+static void print_inputs(const command *c)
+{
+    const char *const calibrate = c->encoder ? "lines of at most" : "windows of",
+                      *const judge = c->encoder ? "lines are compared" : "windows are predicted";
+    printf("%" PRId64 " %s %" PRId64 " tokens calibrate, %" PRId64 " %s; %" PRId64
+           " features of a %s head in the mean, %s\n",
+           c->from.of.windows, calibrate, c->from.of.tokens, c->plan.window_count, judge, c->budget.mean,
+           c->r->shared ? "key" : "query", c->r->layer < 0 ? "all layers" : "one layer");
+    shares_print(&c->shares, c->from.of.layers);
+    if (c->encoder) return;
+    printf("window: softmax over the first %d tokens and the last %" PRId64 "\n", DISTILL_SINKS,
+           distillation_window(lm_model_config(c->session.model), &c->from.choice));
+    print_hybrid(c);
+    print_flushed(c);
+}
+
 static void print(const command *c)
 {
     const trial *t = &c->trial;
-    printf("%" PRId64 " windows of %" PRId64 " tokens calibrate, %" PRId64 " windows are predicted; %" PRId64
-           " features of a %s head in the mean, %s\n",
-           c->of.windows, c->of.tokens, c->plan.window_count, c->r->budget.mean,
-           c->r->shared ? "key" : "query", c->r->layer < 0 ? "all layers" : "one layer");
-    shares_print(&c->shares, &c->of);
-    printf("window: softmax over the first %d tokens and the last %" PRId64 "\n", SINKS, c->window);
-    print_flushed(c);
-    printf("\n%-16s %8s %9s %7s %7s\n", "attention", "NLL", "more", "error", "gap");
+    print_inputs(c);
+    printf("\n%-16s %8s %9s %7s %7s\n", "attention", c->encoder ? "cosine" : "NLL",
+           c->encoder ? "less" : "more", "error", "gap");
     for (int arm = 0; arm < t->count; arm++) {
         const trial_value v = trial_value_of(t, arm);
-        printf("%-16s %8.4f %+9.4f %7.4f %7.3f\n", t->names[arm], v.mean, v.more, v.error, gap_of(t, arm));
+        printf("%-16s %8.4f %+9.4f %7.4f %7.3f\n", t->names[arm], mean_of(c, v), v.more, v.error,
+               gap_of(t, arm));
     }
 }
 
@@ -378,10 +410,11 @@ static int write_csv(const command *c, const char *path, io_error *error)
     const int status = out_open(&file, path, error);
     if (status) return status;
     FILE *out = out_stream(file);
-    fputs("attention,nll,more,error,gap\n", out);
+    fprintf(out, "attention,%s,error,gap\n", c->encoder ? "cosine,less" : "nll,more");
     for (int arm = 0; arm < t->count; arm++) {
         const trial_value v = trial_value_of(t, arm);
-        fprintf(out, "%s,%.9g,%.9g,%.9g,%.9g\n", t->names[arm], v.mean, v.more, v.error, gap_of(t, arm));
+        fprintf(out, "%s,%.9g,%.9g,%.9g,%.9g\n", t->names[arm], mean_of(c, v), v.more, v.error,
+                gap_of(t, arm));
     }
     return out_commit(file, error);
 }
@@ -389,15 +422,14 @@ static int write_csv(const command *c, const char *path, io_error *error)
 static int run(command *c, io_error *error)
 {
     const char *const out = c->r->out;
-    char checkpoint[EXPERIMENT_PATH], csv[EXPERIMENT_PATH];
+    char checkpoint[EXPERIMENT_PATH], csv[EXPERIMENT_PATH], hybrid[EXPERIMENT_PATH];
     snprintf(checkpoint, sizeof checkpoint, "%s/training.safetensors", out ? out : "");
     snprintf(csv, sizeof csv, "%s/results.csv", out ? out : "");
+    snprintf(hybrid, sizeof hybrid, "%s/hybrid.safetensors", out ? out : "");
     int status = open_all(c, error);
     if (!status && out) status = experiment_make_directories(out, error);
-    if (!status) status = measure(c, "softmax", NULL, LOAM_SOFTMAX, error);
-    if (!status) status = measure_drawn(c, error);
-    if (!status) status = measure_window(c, error);
-    if (!status && c->r->training.steps > 0) status = measure_trained(c, out ? checkpoint : NULL, error);
+    if (!status) status = measure_all(c, out ? checkpoint : NULL, error);
+    if (!status) status = measure_hybrids(c, out ? hybrid : NULL, error);
     if (!status) print(c);
     return !status && out ? write_csv(c, csv, error) : status;
 }
@@ -416,7 +448,7 @@ int command_distill(int argc, char **argv)
         c->r = &r, c->model = model;
         status = run(c, &error);
         trial_close(&c->trial);
-        activations_close(&c->of);
+        distillation_close(&c->from);
         ridge_plan_close(&c->plan);
         lm_session_close(&c->session);
         shares_close(&c->shares);

@@ -3,46 +3,48 @@
 #ifndef LOAM_CLI_DISTILL_STRATEGY_H
 #define LOAM_CLI_DISTILL_STRATEGY_H
 
-#include "cli/lm/lm.h"
-#include "distill/training.h"
+#include "cli/distill/fit.h"
 #include "dof/budget.h"
 
-typedef enum strategy {
-    STRATEGY_FIX,      /* all alike */
-    STRATEGY_REL,      /* by degrees of freedom of the layer's largest head: DOF_REL */
-    STRATEGY_ATTN,     /* DOF_ATTN */
-    STRATEGY_HEAD,     /* DOF_ATTN, of each head */
-    STRATEGY_CLIP,     /* as STRATEGY_ATTN, and at most as many as a head has channels: spends less */
-    STRATEGY_MEASURED, /* by how the model predicts the calibration when one layer has features */
-    STRATEGIES
-} strategy;
-const char *strategy_name(int index); /* NULL beyond the last */
+/* A row of the table of strategies. */
+typedef struct strategy strategy;
+const strategy *strategy_at(int index); /* NULL beyond the last */
+const char *strategy_name(int index);   /* NULL beyond the last */
+int strategy_find(const char *name);    /* -1: none is called so */
+
+enum { STRATEGY_POINTS = 6 }; /* numbers of features that are measured: a unit, then twice as many each */
+
+/* What is measured, and where it is kept in between. */
+typedef struct strategy_measured {
+    int64_t windows; /* the first of the calibration, which are predicted */
+    /* How features are trained before; options.steps may be 0. path: what names of checkpoints begin with. */
+    fit fit;
+    double *rises; /* [layers][STRATEGY_POINTS] of -log p; NaN: not yet known */
+    /* Called when some became known; NULL: nothing is kept. */
+    int (*keep)(void *to, io_error *error);
+    void *to;
+} strategy_measured;
 
 typedef struct strategy_problem {
-    strategy how;
+    const strategy *how;
     dof_budget budget;
-    const activations *of;
-    bool shared;
-    /* The rest is for STRATEGY_MEASURED: the first windows of these texts are predicted, with features that
-     * were trained for so many steps. */
-    const lm_session *session;
-    const char *calibration;
-    int64_t context, windows, steps;
-    training_options training;
+    distillation *from;
+    uint64_t seed;
+    strategy_measured measured; /* of the strategy that measures */
 } strategy_problem;
 
 typedef struct shares {
-    strategy how;
     int64_t heads;     /* of a layer that have features */
+    bool alike;        /* all have the same */
     int64_t *features; /* [layers] */
-    int64_t *used;     /* [layers][heads] of STRATEGY_HEAD; else NULL */
-    double rise;       /* of STRATEGY_MEASURED: what layers with these features lose, one at a time, in all */
+    int64_t *used;     /* [layers][heads] where heads of a layer differ; else NULL */
+    double rise;       /* what layers with these features lose, one at a time, in all; NaN: not measured */
 } shares;
 
-/* On failure *s is all zero. */
-int strategy_share(const strategy_problem *p, shares *s, io_error *error);
+/* *whole: the time was enough; else *s is all zero, as on failure. */
+int strategy_share(const strategy_problem *p, shares *s, bool *whole, io_error *error);
 void shares_close(shares *s);
 /* A line, where they may differ; of heads, one for each layer. */
-void shares_print(const shares *s, const activations *of);
+void shares_print(const shares *s, int64_t layers);
 
 #endif

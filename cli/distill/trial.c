@@ -1,17 +1,34 @@
 /* SPDX-License-Identifier: MIT */
 #include "cli/distill/trial.h"
 
+#include "cli/lm/lm.h"
+
 #include <math.h>
 #include <stdlib.h>
+
+/* A text and vectors of lines. */
+static int open_encoder(trial *t, io_error *error)
+{
+    const size_t width = (size_t)lm_model_config(t->model)->width;
+    const int64_t length = t->plan->choice.context;
+    t->base = calloc((size_t)t->plan->window_count + 1, width * sizeof *t->base);
+    t->vector = calloc(width, sizeof *t->vector);
+    t->rows = calloc((size_t)length * width, sizeof *t->rows);
+    if (!t->base || !t->vector || !t->rows)
+        return io_fail(error, EXIT_INTERNAL, "out of memory for vectors of lines");
+    return lm_text_open(&t->text, t->model, length, length, error);
+}
 
 int trial_open(trial *t, const ridge_plan *p, const lm_model *m, io_error *error)
 {
     const size_t length = (size_t)p->choice.context;
-    *t = (trial){ .plan = p };
+    *t = (trial){ .plan = p, .model = m };
     t->inputs = calloc(length, sizeof *t->inputs);
     t->nll = calloc(length, sizeof *t->nll);
-    const int status = t->inputs && t->nll ? scorer_open(&t->scorer, m, p->choice.context, error)
-                                           : io_fail(error, EXIT_INTERNAL, "out of memory for windows");
+    int status = t->inputs && t->nll ? 0 : io_fail(error, EXIT_INTERNAL, "out of memory for windows");
+    if (!status && p->encoder) status = open_encoder(t, error);
+    if (!status && !p->encoder) status = scorer_open(&t->scorer, m, p->choice.context, error);
+    if (!status && t->scorer) t->text = scorer_text(t->scorer);
     if (status) trial_close(t);
     return status;
 }
@@ -20,16 +37,36 @@ void trial_close(trial *t)
 {
     for (int i = 0; i < t->count; i++)
         free(t->sums[i]);
+    if (!t->scorer) lm_text_close(t->text);
     scorer_close(t->scorer);
     free(t->inputs);
     free(t->nll);
+    free(t->base);
+    free(t->vector);
+    free(t->rows);
     *t = (trial){ 0 };
+}
+
+static int read_line(trial *t, int64_t n, io_error *error)
+{
+    const int64_t width = lm_model_config(t->model)->width;
+    float *const base = t->base + n * width, *const vector = t->count == 1 ? base : t->vector;
+    double cosine = 0;
+    matrix hidden;
+    lm_text_rewind(t->text, 0);
+    int status = lm_text_read(t->text, t->inputs, t->plan->windows[n].at.inputs, &hidden, error);
+    if (!status) status = lm_mean_row(t->model, hidden, t->rows, vector, error);
+    for (int64_t c = 0; !status && c < width; c++)
+        cosine += (double)base[c] * (double)vector[c];
+    if (t->count > 1) t->sums[t->count - 1][n] = 1 - cosine;
+    return status;
 }
 
 static int read_window(trial *t, int64_t n, io_error *error)
 {
     const ridge_window *w = &t->plan->windows[n];
     ridge_inputs(t->plan, w, t->inputs);
+    if (t->plan->encoder) return read_line(t, n, error);
     const int status = scorer_run(t->scorer, t->inputs, w->at.inputs, ridge_targets(t->plan, w), w->at.scored,
                                   t->nll, error);
     for (int64_t i = 0; !status && i < w->at.scored; i++)
@@ -40,7 +77,7 @@ static int read_window(trial *t, int64_t n, io_error *error)
 int trial_run(trial *t, const char *name, const lm_options *options, void (*told)(void *to), void *to,
               io_error *error)
 {
-    int status = lm_text_attention(scorer_text(t->scorer), options, error);
+    int status = lm_text_attention(t->text, options, error);
     if (status) return status;
     double *const sums = calloc((size_t)t->plan->window_count, sizeof *sums);
     if (!sums) return io_fail(error, EXIT_INTERNAL, "out of memory for values");

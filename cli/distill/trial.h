@@ -1,20 +1,24 @@
 /* SPDX-License-Identifier: MIT
- * How a model predicts texts with one attention after another: sums of -log p by window, in pairs. */
+ * How a model reads texts with one attention after another: sums of -log p by window, or, of an encoder, how
+ * far the vector of each line turns, in pairs. */
 #ifndef LOAM_CLI_DISTILL_TRIAL_H
 #define LOAM_CLI_DISTILL_TRIAL_H
 
 #include "cli/ridge/plan.h"
 
-enum { TRIAL_ARMS = 10 };
+enum { TRIAL_ARMS = 32 };
 
 typedef struct trial {
     const ridge_plan *plan; /* of its windows */
-    scorer *scorer;
+    const lm_model *model;
+    scorer *scorer; /* NULL of an encoder */
+    lm_text *text;  /* the scorer's, or an encoder's own */
     int32_t *inputs;
     double *nll;
+    float *base, *vector, *rows; /* an encoder's: [windows] of arm 0, of a window; rows in host memory */
     int count;
     const char *names[TRIAL_ARMS];
-    double *sums[TRIAL_ARMS]; /* [windows] */
+    double *sums[TRIAL_ARMS]; /* [windows]: -log p, or 1 less the cosine to the vector of arm 0 */
 } trial;
 
 /* Plan and model must live as long. On failure *t is all zero. */
@@ -29,8 +33,8 @@ int trial_run(trial *t, const char *name, const lm_options *options, void (*told
 /* Forgets the last arm. */
 void trial_drop(trial *t);
 
-/* The mean of -log p by token, and how much more that is than arm 0's, with one standard error over windows;
- * NaN of a single one. */
+/* The mean of -log p by token, or of 1 - cosine by line, and how much more that is than arm 0's, with one
+ * standard error over windows; NaN of a single one. */
 typedef struct trial_value {
     double mean, more, error;
 } trial_value;

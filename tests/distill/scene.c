@@ -32,6 +32,15 @@ void scene_open(scene *s, const char *name)
         fail_msg("%s", error.text);
 }
 
+void scene_uneven(scene *s)
+{
+    static const int64_t lengths[SCENE_WINDOWS] = { SCENE_TOKENS, 1, 7, 16 };
+    io_error error;
+    activations_close(&s->of);
+    if (activations_open_texts(&s->of, s->model, s->ids[0], lengths, SCENE_WINDOWS, NULL, NULL, &error))
+        fail_msg("%s", error.text);
+}
+
 static void fill(double *x, int64_t count, double size, uint64_t stream)
 {
     random_normals((random_stream){ 3, stream }, 0, count, x);
@@ -59,6 +68,14 @@ student scene_student(const scene *s, bool shared)
         fill(l->balance_keys, heads * d * d, 0.3, (uint64_t)(8 * i + 4));
     }
     return made;
+}
+
+void scene_untie(student *s)
+{
+    io_error error;
+    if (student_untie(s, &error)) fail_msg("%s", error.text);
+    for (int64_t i = 0; i < s->layers; i++)
+        fill(s->layer[i].z_keys, s->heads * s->layer[i].features * s->channels, 1, (uint64_t)(8 * i + 5));
 }
 
 void scene_close(scene *s)

@@ -18,9 +18,13 @@ typedef struct scene {
 
 /* name: a folder of LM_TEST_DATA. Fails the test where it cannot. */
 void scene_open(scene *s, const char *name);
+/* From now on its windows are texts of different lengths: 24, 1, 7 and 16 tokens. */
+void scene_uneven(scene *s);
 void scene_close(scene *s);
 
 /* Any numbers, those of A and B too; 3, 5, 7 .. features. */
 student scene_student(const scene *s, bool shared);
+/* Any numbers for its keys alone. */
+void scene_untie(student *s);
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Every allocation fails once: each time an error that says so, and nothing is left behind. */
 #include "distill/balance.h"
+#include "distill/cascade.h"
 #include "distill/checkpoint.h"
 #include "distill/flushed.h"
 #include "distill/reading.h"
@@ -16,12 +17,13 @@
 
 static const char path[] = "student.safetensors";
 static const int64_t features[] = { 3, 3, 3, 3, 3, 3, 3, 3 };
-static scene of;
+static scene of, encoder;
 
 static int open_scene(void **state)
 {
     (void)state;
     scene_open(&of, "llama");
+    scene_open(&encoder, "bert");
     return 0;
 }
 
@@ -29,6 +31,7 @@ static int close_scene(void **state)
 {
     (void)state;
     scene_close(&of);
+    scene_close(&encoder);
     unlink(path);
     return 0;
 }
@@ -73,12 +76,50 @@ static int begin(io_error *error)
     status = student_calibrate(&s, &of.of, true, 1, error);
     if (!status) status = student_begin(&s, &of.of, STUDENT_PAIRS, 1, 1, error);
     double shares[8];
+    if (!status) status = student_untie(&s, error);
     if (!status) status = student_flushed(&s, &of.of, 1, shares, error);
     if (!status) {
         status = reading_open(&r, &s, &of.on, error);
         assert_int_equal(status != 0, r.layers == NULL);
         reading_close(&r);
     }
+    student_close(&s);
+    return status;
+}
+
+/* An encoder by untied features: states, and queries and keys of twice the channels. */
+static int read_encoder(io_error *error)
+{
+    lm_options options = lm_options_default();
+    lm_text *text = NULL;
+    student s;
+    reading r = { 0 };
+    matrix hidden;
+    int status = student_open(&s, &encoder.of, features, false, error);
+    if (status) return status;
+    status = student_untie(&s, error);
+    if (!status) status = reading_open(&r, &s, &encoder.on, error);
+    options.features = r.layers;
+    if (!status) status = lm_text_open(&text, encoder.model, SCENE_TOKENS, SCENE_TOKENS, error);
+    if (!status) status = lm_text_attention(text, &options, error);
+    if (!status) status = lm_text_read(text, encoder.ids[0], SCENE_TOKENS, &hidden, error);
+    lm_text_close(text);
+    reading_close(&r);
+    student_close(&s);
+    return status;
+}
+
+static int pass_layer(io_error *error)
+{
+    student s;
+    cascade c;
+    int status = student_open(&s, &of.of, features, false, error);
+    if (status) return status;
+    status = cascade_open(&c, of.model, &s, &of.of, of.ids[0], error);
+    assert_int_equal(status != 0, c.text == NULL);
+    if (!status) status = cascade_look(&c, error);
+    if (!status) status = cascade_pass(&c, error);
+    cascade_close(&c);
     student_close(&s);
     return status;
 }
@@ -92,7 +133,9 @@ static int train(io_error *error)
     o.batch = 1, o.threads = 1;
     int status = student_open(&s, &of.of, features, false, error);
     if (status) return status;
-    status = training_open(&t, &s, &of.of, &o, error);
+    t = (training){ 0 };
+    status = student_untie(&s, error);
+    if (!status) status = training_open(&t, &s, &of.of, &o, error);
     assert_int_equal(status != 0, t.z == NULL);
     if (!status) status = training_save(&t, path, error);
     if (!status) status = training_load(&t, path, &found, error);
@@ -113,6 +156,18 @@ static void test_student(void **state)
     fail_each(begin, 20);
 }
 
+static void test_encoder(void **state)
+{
+    (void)state;
+    fail_each(read_encoder, 20);
+}
+
+static void test_cascade(void **state)
+{
+    (void)state;
+    fail_each(pass_layer, 15);
+}
+
 static void test_training(void **state)
 {
     (void)state;
@@ -122,9 +177,8 @@ static void test_training(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_windows),
-        cmocka_unit_test(test_student),
-        cmocka_unit_test(test_training),
+        cmocka_unit_test(test_windows), cmocka_unit_test(test_student),  cmocka_unit_test(test_encoder),
+        cmocka_unit_test(test_cascade), cmocka_unit_test(test_training),
     };
     return cmocka_run_group_tests(tests, open_scene, close_scene);
 }

@@ -2,6 +2,7 @@
  * Students of a tiny model that are trained on a GPU: the losses of the CPU, the same bits after a run that
  * was cut, files of the CPU. */
 #include "distill/checkpoint.h"
+#include "distill/gains.h"
 #include "tests/distill/scene.h"
 
 #include "cli/device.h"
@@ -67,6 +68,8 @@ static void losses_of(const scene *s, const training_options *o, bool shared, do
 {
     student by = begin(s, shared);
     training t;
+    io_error error;
+    if (o->window > 0) assert_int_equal(student_gains(&by, &s->of, o->sinks, o->window, 2, &error), 0);
     open_training(&t, &by, s, o);
     for (int64_t step = 0; step < STEPS; step++) {
         training_step(&t);
@@ -79,27 +82,33 @@ static void losses_of(const scene *s, const training_options *o, bool shared, do
 }
 
 /* Before any step they differ by float32; then by what AdamW makes of gradients that are nearly 0, too. */
+static void check_losses(const machine *on, feature_loss_kind kind, bool shared, int64_t window)
+{
+    training_options host = run_options(kind, NULL), gpu = run_options(kind, on);
+    double want[2][MOST_HEADS] = { { 0 } }, got[2][MOST_HEADS] = { { 0 } }, worst[2] = { 0 };
+    scene s;
+    scene_open(&s, "llama");
+    host.sinks = gpu.sinks = 2, host.window = gpu.window = window;
+    losses_of(&s, &host, shared, want);
+    losses_of(&s, &gpu, shared, got);
+    for (int n = 0; n < MOST_HEADS; n++)
+        for (int i = 0; i < 2; i++)
+            worst[i] = fmax(worst[i], fabs(got[i][n] - want[i][n]) / (want[i][n] + 1e-30));
+    printf("kind %d shared %d window %d: off by %.1e, after %d steps %.1e\n", (int)kind, shared, (int)window,
+           worst[0], STEPS - 1, worst[1]);
+    assert_true(want[0][0] > 0 && worst[0] < 1e-5 && worst[1] < 1e-3);
+    scene_close(&s);
+}
+
 static void test_losses(void **state)
 {
     machine on = open_gpu();
     (void)state;
-    for (int kind = FEATURE_LOSS_SOFTMAX; kind <= FEATURE_LOSS_L2; kind++)
-        for (int shared = 0; shared < 2; shared++) {
-            const training_options host = run_options((feature_loss_kind)kind, NULL),
-                                   gpu = run_options((feature_loss_kind)kind, &on);
-            double want[2][MOST_HEADS] = { { 0 } }, got[2][MOST_HEADS] = { { 0 } }, worst[2] = { 0 };
-            scene s;
-            scene_open(&s, "llama");
-            losses_of(&s, &host, shared, want);
-            losses_of(&s, &gpu, shared, got);
-            for (int n = 0; n < MOST_HEADS; n++)
-                for (int i = 0; i < 2; i++)
-                    worst[i] = fmax(worst[i], fabs(got[i][n] - want[i][n]) / (want[i][n] + 1e-30));
-            printf("kind %d shared %d: off by %.1e, after %d steps %.1e\n", kind, shared, worst[0], STEPS - 1,
-                   worst[1]);
-            assert_true(want[0][0] > 0 && worst[0] < 1e-5 && worst[1] < 1e-3);
-            scene_close(&s);
-        }
+    for (int shared = 0; shared < 2; shared++) {
+        for (int kind = FEATURE_LOSS_SOFTMAX; kind <= FEATURE_LOSS_L2; kind++)
+            check_losses(&on, (feature_loss_kind)kind, shared, 0);
+        check_losses(&on, FEATURE_LOSS_SOFTMAX, shared, 5);
+    }
     machine_close(&on);
 }
 

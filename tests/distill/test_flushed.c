@@ -51,20 +51,23 @@ static void test_shares(void **state)
     for (int shared = 0; shared < 2; shared++) {
         scene s;
         scene_open(&s, "llama");
+        if (shared) scene_uneven(&s);
         student by = scene_student(&s, shared);
         /* In the first layer keys are far from each other, in the second they are alike. */
         for (int64_t i = 0; i < by.heads * by.layer[0].features * by.channels; i++)
             by.layer[0].z[i] *= 4;
-        for (int64_t e = 0; e < s.of.windows * s.of.tokens * s.of.heads_kv * s.of.channels; e++)
+        for (int64_t e = 0; e < s.of.begins[s.of.windows] * s.of.heads_kv * s.of.channels; e++)
             s.of.k[0][e] *= e / (s.of.heads_kv * s.of.channels) % 3 == 1 ? 4 : 1;
         for (int threads = 1; threads < 4; threads += 2)
             assert_int_equal(student_flushed(&by, &s.of, threads, got[threads / 2], &error), 0);
         assert_memory_equal(got[0], got[1], (size_t)by.layers * sizeof **got);
         for (int64_t layer = 0; layer < by.layers; layer++) {
-            int64_t count = 0, all = by.heads * s.of.windows * s.of.tokens;
-            for (int64_t n = 0; n < all; n++)
-                count += is_flushed(&s, &by, layer, n / (s.of.windows * s.of.tokens),
-                                    n / s.of.tokens % s.of.windows, n % s.of.tokens);
+            int64_t count = 0, all = by.heads * s.of.begins[s.of.windows];
+            for (int64_t n = 0; n < by.heads * s.of.windows; n++) {
+                const int64_t head = n / s.of.windows, w = n % s.of.windows;
+                for (int64_t t = 0; t < s.of.begins[w + 1] - s.of.begins[w]; t++)
+                    count += is_flushed(&s, &by, layer, head, w, t);
+            }
             printf("layer %d: %d of %d\n", (int)layer, (int)count, (int)all);
             assert_true(layer > 0 || (count > 0 && count < all / 2));
             assert_true(fabs(got[0][layer] - (double)count / (double)all) < 1e-12);

@@ -89,7 +89,7 @@ static void read_in_memory(const scene *s, const student *by, int64_t only, floa
     reading_close(&r);
 }
 
-static void expect_same_text(const char *name, bool shared, int64_t only)
+static void expect_same_text(const char *name, bool shared, bool untied, int64_t only)
 {
     enum { PIECES = 4 };
     static const int64_t pieces[PIECES] = { SCENE_TOKENS, 7, 1, 23 };
@@ -101,6 +101,7 @@ static void expect_same_text(const char *name, bool shared, int64_t only)
     float *const want = malloc(2 * (size_t)count * sizeof *want), *const got = want + count;
     assert_non_null(want);
     student by = scene_student(&s, shared);
+    if (untied) scene_untie(&by);
     read_in_memory(&s, &by, only, want);
     save(&s, &by, only, LOAM_F32);
     const pair p = opened(&s);
@@ -108,7 +109,9 @@ static void expect_same_text(const char *name, bool shared, int64_t only)
     for (int64_t i = 0; i < c->layers; i++)
         assert_int_equal(lm_config_features(c, i), only < 0 || only == i ? by.layer[i].features : 0);
     assert_int_equal(c->features_shared, by.queries > 1);
-    for (int i = 0; i < PIECES; i++) {
+    assert_int_equal(c->features_untied, untied);
+    /* An encoder reads a text as a whole. */
+    for (int i = 0; i < (c->architecture == LM_BERT ? 1 : PIECES); i++) {
         const int64_t chunk = pieces[i];
         if (lm_text_open(&text, p.model, SCENE_TOKENS, chunk, &error)) fail_msg("%s", error.text);
         for (int again = 0; again < 2; again++) {
@@ -128,12 +131,12 @@ static void expect_same_text(const char *name, bool shared, int64_t only)
 
 static void texts_are_the_same_in_any_pieces(void **state)
 {
-    static const char *const models[] = { "gpt2-scaled", "llama", "neox" };
+    static const char *const models[] = { "gpt2-scaled", "llama", "neox", "bert" };
     (void)state;
     for (size_t n = 0; n < sizeof models / sizeof *models; n++)
-        for (int shared = 0; shared < 2; shared++)
+        for (int how = 0; how < 4; how++)
             for (int only = -1; only < 2; only++)
-                expect_same_text(models[n], shared, only);
+                expect_same_text(models[n], how % 2, how > 1, only);
 }
 
 /* Features stay float32, and what is converted again is the same. */

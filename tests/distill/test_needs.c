@@ -65,14 +65,14 @@ static void test_needs(void **state)
 }
 
 /* All queries and keys but those of first tokens, in any order: their kernel matrix, by itself. */
-static void test_sample(void **state)
+static void check_sample(const char *name, bool uneven)
 {
     enum { ROWS = 2 * SCENE_WINDOWS * (SCENE_TOKENS - 1) };
     double got[LAYERS * HEADS];
     io_error error;
     scene s;
-    (void)state;
-    scene_open(&s, "llama");
+    scene_open(&s, name);
+    if (uneven) scene_uneven(&s);
     for (int mode = 0; mode < DOF_MODES; mode += DOF_GAUSS - DOF_REL) {
         assert_int_equal(activations_needs(&s.of, (dof_mode)mode, 0x1p-8, 5, 2, got, &error), 0);
         for (int64_t n = 0; n < s.of.layers * s.of.heads_q; n++) {
@@ -84,18 +84,26 @@ static void test_sample(void **state)
             assert_true(d <= 64);
             for (int64_t at = 0; at < SCENE_WINDOWS * SCENE_TOKENS; at++) {
                 const dof_text t = activations_text(&s.of, layer, n % s.of.heads_q, at / SCENE_TOKENS);
-                if (at % SCENE_TOKENS == 0) continue;
+                if (at % SCENE_TOKENS == 0 || at % SCENE_TOKENS >= t.count) continue;
                 memcpy(rows + count++ * d, t.q + at % SCENE_TOKENS * t.q_row, (size_t)d * sizeof *rows);
                 memcpy(rows + count++ * d, t.k + at % SCENE_TOKENS * t.k_row, (size_t)d * sizeof *rows);
             }
-            assert_int_equal(dof_room_open(&room, ROWS, d, false, &error), 0);
-            dof_sample(&room, rows, ROWS, sqrt(s.of.scale[layer]));
-            assert_true(dof_kernel(&room, (dof_mode)mode, 0x1p-8, ROWS, &want, NULL));
+            assert_int_equal(dof_room_open(&room, count, d, false, &error), 0);
+            dof_sample(&room, rows, count, sqrt(s.of.scale[layer]));
+            assert_true(dof_kernel(&room, (dof_mode)mode, 0x1p-8, count, &want, NULL));
             assert_true(want > 1 && fabs(got[n] - want) < 1e-8 * want);
             dof_room_close(&room);
         }
     }
     scene_close(&s);
+}
+
+static void test_sample(void **state)
+{
+    (void)state;
+    check_sample("llama", false);
+    check_sample("llama", true);
+    check_sample("bert", true);
 }
 
 int main(void)

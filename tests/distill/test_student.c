@@ -33,12 +33,12 @@ static void check_head(const scene *s, const student *by, int64_t layer, int64_t
     double x[SCENE_TOKENS * MOST], y[SCENE_TOKENS * MOST], mean[MOST] = { 0 },
                                                            *apart = calloc(MOST * MOST, 8);
     double trace = 0;
-    const double rows = SCENE_WINDOWS * SCENE_TOKENS;
+    const double rows = (double)s->of.begins[SCENE_WINDOWS];
     assert_non_null(apart);
     for (int64_t w = 0; w < SCENE_WINDOWS; w++)
         for (int64_t n = 0; n < by->queries; n++) {
             student_rows(by, &s->of, layer, head, n, w, x, n == 0 ? y : NULL);
-            for (int64_t t = 0; t < SCENE_TOKENS; t++)
+            for (int64_t t = 0; t < s->of.begins[w + 1] - s->of.begins[w]; t++)
                 for (int64_t i = 0; i < d; i++)
                     for (int64_t j = 0; j < d; j++) {
                         const double xx = x[t * d + i] * x[t * d + j] / rows / (double)by->queries;
@@ -52,7 +52,7 @@ static void check_head(const scene *s, const student *by, int64_t layer, int64_t
     for (int64_t w = 0; w < SCENE_WINDOWS; w++)
         for (int64_t n = 0; n < by->queries; n++) {
             const dof_text text = activations_text(&s->of, layer, head * by->queries + n, w);
-            for (int64_t t = 0; t < SCENE_TOKENS; t++)
+            for (int64_t t = 0; t < text.count; t++)
                 for (int64_t c = 0; c < d; c++) {
                     mean[c] += (double)text.q[t * text.q_row + c] / rows / (double)by->queries;
                     mean[c] += n > 0 ? 0 : (double)text.k[t * text.k_row + c] / rows;
@@ -70,6 +70,7 @@ static void test_calibrated(void **state)
         scene s;
         io_error error;
         scene_open(&s, "llama");
+        if (shared) scene_uneven(&s);
         student by = open_student(&s, 4, shared);
         if (student_calibrate(&by, &s.of, true, 2, &error)) fail_msg("%s", error.text);
         for (int64_t layer = 0; layer < by.layers; layer++)
@@ -93,9 +94,10 @@ static double divergence(const scene *s, const student *by)
         const student_layer *l = &by->layer[layer];
         student_rows(by, &s->of, layer, head, n, window, x, y);
         const dof_text text = activations_text(&s->of, layer, head * by->queries + n, window);
-        for (int64_t t = 0; t < SCENE_TOKENS; t++, count++) {
+        for (int64_t t = 0; t < text.count; t++, count++) {
+            const int64_t seen = text.causal ? t + 1 : text.count;
             double p[SCENE_TOKENS], k[SCENE_TOKENS], sum_p = 0, sum_k = 0;
-            for (int64_t j = 0; j <= t; j++) {
+            for (int64_t j = 0; j < seen; j++) {
                 double score = 0;
                 k[j] = 0;
                 for (int64_t c = 0; c < d; c++)
@@ -109,7 +111,7 @@ static double divergence(const scene *s, const student *by)
                 }
                 sum_p += p[j] = exp(text.scale * score), sum_k += k[j];
             }
-            for (int64_t j = 0; j <= t; j++)
+            for (int64_t j = 0; j < seen; j++)
                 all += p[j] / sum_p * log(p[j] / sum_p / (k[j] / sum_k));
         }
     }
@@ -118,15 +120,15 @@ static double divergence(const scene *s, const student *by)
 
 /* Many features estimate softmax, whatever they are drawn from, with and without calibration. Uniform
  * weights do not. */
-static void test_beginnings(void **state)
+static void check_beginnings(const char *name, bool uneven)
 {
     io_error error;
-    (void)state;
     for (int shared = 0; shared < 2; shared++)
         for (int calibrated = 0; calibrated < 2; calibrated++) {
             double of[STUDENT_STARTS];
             scene s;
-            scene_open(&s, "llama");
+            scene_open(&s, name);
+            if (uneven) scene_uneven(&s);
             for (int start = 0; start < STUDENT_STARTS; start++) {
                 student by = open_student(&s, start == STUDENT_UNIFORM ? 1 : 256, shared);
                 if (calibrated && student_calibrate(&by, &s.of, true, 2, &error)) fail_msg("%s", error.text);
@@ -140,6 +142,14 @@ static void test_beginnings(void **state)
             assert_true(of[STUDENT_PAIRS] < of[STUDENT_NORMAL] / 2);
             scene_close(&s);
         }
+}
+
+static void test_beginnings(void **state)
+{
+    (void)state;
+    check_beginnings("llama", false);
+    check_beginnings("bert", false);
+    check_beginnings("bert", true);
 }
 
 static void test_threads_and_seeds(void **state)

@@ -63,12 +63,13 @@ static void test_losses(void **state)
     static const char *const names[] = { "softmax", "l2row", "l2" };
     (void)state;
     for (int kind = FEATURE_LOSS_SOFTMAX; kind <= FEATURE_LOSS_L2; kind++)
-        for (int shared = 0; shared < 2; shared++) {
+        for (int shared = 0; shared < 3; shared++) {
             double before[MOST_HEADS], after[MOST_HEADS], sums[2] = { 0 };
             training_options o = short_run(60, 2);
             scene s;
-            scene_open(&s, "llama");
-            student by = begin(&s, STUDENT_NORMAL, shared, 16);
+            scene_open(&s, shared == 2 ? "bert" : "llama");
+            if (shared == 2) scene_uneven(&s);
+            student by = begin(&s, STUDENT_NORMAL, shared == 1, 16);
             assert_true(by.layers * by.heads <= MOST_HEADS);
             losses_of(&by, &s, (feature_loss_kind)kind, before);
             o.loss = (feature_loss_kind)kind;
@@ -83,7 +84,7 @@ static void test_losses(void **state)
                 sums[0] += before[n], sums[1] += after[n];
             }
             printf("%-8s %d: %.4g, trained %.4g\n", names[kind], shared, sums[0], sums[1]);
-            assert_true(sums[1] < (kind == FEATURE_LOSS_SOFTMAX ? 0.9 : 0.6) * sums[0]);
+            assert_true(sums[1] < (kind == FEATURE_LOSS_SOFTMAX ? shared == 2 ? 0.95 : 0.9 : 0.6) * sums[0]);
             student_close(&by);
             scene_close(&s);
         }
@@ -128,22 +129,22 @@ static double loss_of_head(const student *by, const scene *s, int64_t layer, int
     const int64_t d = by->channels, M = by->layer[layer].features;
     double *const x = calloc((size_t)(2 * SCENE_TOKENS * d), sizeof *x), *const y = x + SCENE_TOKENS * d;
     double *const grad = calloc((size_t)(M * (d + 1)), sizeof *grad), sum = 0;
-    const feature_loss loss = { FEATURE_LOSS_SOFTMAX,
-                                true,
-                                0,
-                                SCENE_TOKENS,
-                                d,
-                                M,
-                                x,
-                                y,
-                                by->layer[layer].z + head * M * d,
-                                by->layer[layer].log_alpha + head * M };
+    feature_loss loss = { .kind = FEATURE_LOSS_SOFTMAX,
+                          .causal = s->of.causal,
+                          .tokens = SCENE_TOKENS,
+                          .channels = d,
+                          .features = M,
+                          .x = x,
+                          .y = y,
+                          .z = by->layer[layer].z + head * M * d,
+                          .log_alpha = by->layer[layer].log_alpha + head * M };
     double *const work = calloc(feature_loss_doubles(&loss), sizeof *work);
     assert_true(x && grad && work);
     for (int64_t w = 0; w < SCENE_WINDOWS; w++)
         for (int64_t n = 0; n < by->queries; n++) {
             student_rows(by, &s->of, layer, head, n, w, x, y);
-            sum += feature_loss_run(&loss, grad, grad + M * d, work);
+            loss.tokens = s->of.begins[w + 1] - s->of.begins[w];
+            sum += feature_loss_run(&loss, grad, NULL, grad + M * d, work);
         }
     free(x);
     free(grad);
@@ -151,16 +152,16 @@ static double loss_of_head(const student *by, const scene *s, int64_t layer, int
     return sum / (double)(SCENE_WINDOWS * by->queries);
 }
 
-/* Losses are means over the windows and the queries of a group. */
-static void test_means(void **state)
+/* Losses are means over the windows and the queries of a group, of whatever length these are. */
+static void check_means(const char *name, bool uneven)
 {
     training_options o = short_run(1, 2);
     scene s;
-    (void)state;
-    scene_open(&s, "llama");
+    scene_open(&s, name);
+    if (uneven) scene_uneven(&s);
     o.batch = SCENE_WINDOWS;
     student by = begin(&s, STUDENT_PAIRS, true, 6), copy = begin(&s, STUDENT_PAIRS, true, 6);
-    assert_true(by.queries > 1);
+    assert_int_equal(by.queries, s.config->heads_q / s.config->heads_kv);
     training t;
     open_training(&t, &by, &s, &o);
     training_step(&t);
@@ -169,6 +170,32 @@ static void test_means(void **state)
     training_close(&t);
     student_close(&by);
     student_close(&copy);
+    scene_close(&s);
+}
+
+static void test_means(void **state)
+{
+    (void)state;
+    check_means("llama", false);
+    check_means("llama", true);
+    check_means("bert", true);
+}
+
+/* A GPU has arrays of one length. */
+static void test_lengths_on_a_gpu(void **state)
+{
+    training_options o = short_run(1, 1);
+    training t;
+    io_error error;
+    scene s;
+    (void)state;
+    scene_open(&s, "bert");
+    scene_uneven(&s);
+    student by = begin(&s, STUDENT_PAIRS, false, 6);
+    o.gpu = &s.on; /* nothing asks it */
+    assert_int_equal(training_open(&t, &by, &s.of, &o, &error), EXIT_USAGE);
+    assert_non_null(strstr(error.text, "texts of different lengths"));
+    student_close(&by);
     scene_close(&s);
 }
 
@@ -210,22 +237,32 @@ static void check_same(const student *a, const student *b)
         const size_t rows = (size_t)(a->heads * a->layer[i].features);
         assert_memory_equal(a->layer[i].z, b->layer[i].z, rows * (size_t)a->channels * sizeof(double));
         assert_memory_equal(a->layer[i].log_alpha, b->layer[i].log_alpha, rows * sizeof(double));
+        if (a->layer[i].z_keys)
+            assert_memory_equal(a->layer[i].z_keys, b->layer[i].z_keys,
+                                rows * (size_t)a->channels * sizeof(double));
     }
 }
 
 /* Five steps at once, by other threads, and in two runs through a file: the same bits. */
-static void test_resumed(void **state)
+static student begin_tied_or_not(const scene *s, student_start start, bool untied)
+{
+    student made = begin(s, start, false, 6);
+    io_error error;
+    if (untied && student_untie(&made, &error)) fail_msg("%s", error.text);
+    return made;
+}
+
+static void check_resumed(bool untied)
 {
     student by[3];
     io_error error;
     bool found;
     scene s;
-    (void)state;
     scene_open(&s, "llama");
     unlink(path);
     for (int n = 0; n < 3; n++) {
         const training_options o = short_run(5, n == 1 ? 3 : 1);
-        by[n] = begin(&s, STUDENT_PAIRS, false, 6);
+        by[n] = begin_tied_or_not(&s, STUDENT_PAIRS, untied);
         training t;
         open_training(&t, &by[n], &s, &o);
         assert_int_equal(training_load(&t, path, &found, &error), 0);
@@ -237,7 +274,7 @@ static void test_resumed(void **state)
     }
     check_same(&by[0], &by[1]);
     student_close(&by[2]);
-    by[2] = begin(&s, STUDENT_NORMAL, false, 6);
+    by[2] = begin_tied_or_not(&s, STUDENT_NORMAL, untied);
     const training_options o = short_run(5, 2);
     training t;
     open_training(&t, &by[2], &s, &o);
@@ -251,6 +288,49 @@ static void test_resumed(void **state)
     for (int n = 0; n < 3; n++)
         student_close(&by[n]);
     unlink(path);
+    scene_close(&s);
+}
+
+static void test_resumed(void **state)
+{
+    (void)state;
+    check_resumed(false);
+    check_resumed(true);
+}
+
+/* Keys begin as queries do, and untied losses fall further than those of the same steps with one z. */
+static void test_untied(void **state)
+{
+    double after[3][MOST_HEADS], sums[3] = { 0 };
+    scene s;
+    (void)state;
+    scene_open(&s, "llama");
+    for (int n = 0; n < 3; n++) {
+        const training_options o = short_run(n == 0 ? 1 : 100, 2);
+        student by = begin_tied_or_not(&s, STUDENT_PAIRS, n == 2);
+        training t;
+        open_training(&t, &by, &s, &o);
+        while (n > 0 && training_taken(&t) < o.steps)
+            training_step(&t);
+        training_close(&t);
+        losses_of(&by, &s, FEATURE_LOSS_SOFTMAX, after[n]);
+        for (int64_t i = 0; i < by.layers * by.heads; i++)
+            sums[n] += after[n][i];
+        if (n == 2)
+            assert_memory_not_equal(by.layer[0].z, by.layer[0].z_keys,
+                                    6 * (size_t)by.channels * sizeof(double));
+        student_close(&by);
+    }
+    printf("untied: from %.4f, tied %.4f, untied %.4f\n", sums[0], sums[1], sums[2]);
+    assert_true(sums[1] < sums[0] && sums[2] < sums[1]);
+    training_options o = short_run(1, 1);
+    student by = begin_tied_or_not(&s, STUDENT_PAIRS, true);
+    training t;
+    io_error error;
+    o.gpu = &s.on; /* nothing asks it */
+    assert_int_equal(training_open(&t, &by, &s.of, &o, &error), EXIT_USAGE);
+    assert_non_null(strstr(error.text, "untied features"));
+    student_close(&by);
     scene_close(&s);
 }
 
@@ -345,8 +425,10 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_losses),  cmocka_unit_test(test_gradients), cmocka_unit_test(test_means),
-        cmocka_unit_test(test_used),    cmocka_unit_test(test_order),     cmocka_unit_test(test_resumed),
+        cmocka_unit_test(test_losses),  cmocka_unit_test(test_gradients),
+        cmocka_unit_test(test_means),   cmocka_unit_test(test_lengths_on_a_gpu),
+        cmocka_unit_test(test_used),    cmocka_unit_test(test_order),
+        cmocka_unit_test(test_resumed), cmocka_unit_test(test_untied),
         cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

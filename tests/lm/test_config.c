@@ -40,6 +40,7 @@ static void expect_same(const lm_config *a, const lm_config *b)
     assert_true(a->ridge_least == b->ridge_least && a->ridge_most == b->ridge_most);
     assert_int_equal(a->ridge_unit, b->ridge_unit);
     assert_int_equal(a->features_shared, b->features_shared);
+    assert_int_equal(a->features_untied, b->features_untied);
     assert_memory_equal(a->features, b->features, sizeof a->features);
     assert_int_equal(a->tied, b->tied);
     assert_int_equal(a->parallel, b->parallel);
@@ -230,7 +231,16 @@ static const char *const refused[][2] = {
     { OF("gpt2", "\"n_layer\":1,\"n_head\":1,\"loam_attention\":{\"mechanism\":\"features\","
                  "\"features\":[1]}"),
       "features of heads of 768 channels; expected at most 512" },
-    { OF("bert", "\"loam_attention\":{\"mechanism\":\"fox\"}"), "'mechanism' is \"fox\"; expected softmax" },
+    { OF("gpt2", "\"n_layer\":1,\"n_head\":2,\"loam_attention\":{\"mechanism\":\"features\","
+                 "\"features\":[1],\"untied\":true}"),
+      "features of heads of 384 channels; expected at most 256" },
+    { OF("gpt2", "\"n_layer\":1,\"loam_attention\":{\"mechanism\":\"features\",\"features\":[1],"
+                 "\"untied\":1}"),
+      "'untied' is 1; expected true or false" },
+    { OF("bert", "\"loam_attention\":{\"mechanism\":\"fox\"}"),
+      "'mechanism' is \"fox\"; expected softmax or f" },
+    { OF("bert", "\"loam_attention\":{\"mechanism\":\"lla\"}"),
+      "'mechanism' is \"lla\"; expected softmax or f" },
     { OF("bert", "\"is_decoder\":true"), "'is_decoder' is true; expected none" },
     { OF("bert", "\"type_vocab_size\":0"), "the number of token types is 0" },
 };
@@ -278,7 +288,7 @@ static void trained_attention_is_written(void **state)
         assert_int_equal(a.mechanism, mechanisms[i]);
         assert_int_equal(a.forgets, i == 3);
         if (i == 1) a.ridge_least = 0.01, a.ridge_most = 3, a.ridge_unit = LOAM_RIDGE_TRACE;
-        if (i == 4) a.features[1] = 512, a.features[11] = 3, a.features_shared = true;
+        if (i == 4) a.features[1] = 512, a.features[11] = 3, a.features_shared = a.features_untied = true;
         if (lm_config_write(&a, "written.json", &error) || lm_config_read(&b, "written.json", &error))
             fail_msg("%s", error.text);
         expect_same(&a, &b);

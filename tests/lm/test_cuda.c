@@ -246,19 +246,23 @@ static void test_attention(void **state)
         }
 }
 
-/* Models with features in all layers, or with softmax in the first: whole and token by token. */
+/* Models with features in all layers, or with softmax in the first, shared and untied too: whole and token by
+ * token; an encoder whole. */
 static void test_features(void **state)
 {
     lm_options options = lm_options_default();
     (void)state;
     options.own = true;
     assert_true(shell_holds("mkdir student"));
-    for (int i = 0; i < WRITERS; i++)
-        for (int n = 0; n < 4; n++) {
+    for (int i = 0; i < MODELS; i++)
+        for (int n = 0; n < 6; n++) {
             int64_t count;
-            write_featured("student", path_of(i), n % 2 * 8, n / 2);
+            if (n < 4)
+                write_featured("student", path_of(i), n % 2 * 8, n / 2);
+            else
+                write_untied("student", path_of(i), n % 2 * 8);
             float *want = run_on(machine_cpu(LOAM_F32, 2), "student", &options, TOKENS, &count);
-            for (int k = 0; k < 6; k++) {
+            for (int k = 0; k < 6; k += i < WRITERS ? 1 : 3) {
                 const loam_dtype operand = k < 3 ? LOAM_F32 : LOAM_BF16;
                 static const int64_t pieces[] = { TOKENS, 5, 1 };
                 float *got = run_on(open_gpu(operand), "student", &options, pieces[k % 3], &count);

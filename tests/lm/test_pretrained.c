@@ -298,6 +298,9 @@ static void test_refused(void **state)
     o.row = mixer_find("features"), student.scale_by_layer = true;
     assert_int_equal(lm_pretrained_options(&o, &student, "s", &why), EXIT_INPUT);
     assert_non_null(strstr(why.text, "divided by the number of the layer"));
+    student.scale_by_layer = false, student.features_untied = true;
+    assert_int_equal(lm_pretrained_options(&o, &student, "s", &why), EXIT_INPUT);
+    assert_non_null(strstr(why.text, "features of their own; expected the same"));
     student.mechanism = LOAM_SOFTMAX;
     assert_int_equal(lm_pretrained_options(&o, &student, "s", &why), EXIT_INPUT);
     assert_string_equal(why.text, "s: it has no features");

@@ -24,6 +24,7 @@ typedef struct shape {
     bool causal;
     int64_t tokens, channels, queries, features[MOST_HEADS]; /* the first that is 0 ends them */
     double size;                                             /* of queries and keys */
+    int64_t sinks, window;                                   /* window 0: none */
 } shape;
 
 /* Numbers of one head, with its results. */
@@ -45,6 +46,7 @@ typedef struct scene {
 
 static const int32_t chosen[] = { 2, 0 };
 enum { BATCH = sizeof chosen / sizeof *chosen };
+static const float gains[] = { 0.5f, -0.75f, 1.5f, 2, 0, -1 }; /* of query heads */
 
 /* ---- a scene */
 
@@ -136,7 +138,10 @@ static void scene_open(scene *s, const shape *is)
                              .heads = s->heads,
                              .queries = is->queries,
                              .windows = WINDOWS,
-                             .batch = BATCH };
+                             .batch = BATCH,
+                             .sinks = is->sinks,
+                             .window = is->window,
+                             .gain = gains };
     assert_true(feature_losses_open(&s->l, s->head));
     for (int64_t h = 0; h < s->heads; h++)
         draw_head(s, h);
@@ -177,14 +182,16 @@ static void run_exactly(scene *s, int64_t h)
 {
     numbers_of_head *const of = &s->want[h];
     const int64_t T = s->is.tokens, d = s->is.channels, M = s->is.features[h];
-    feature_loss loss = { s->is.kind, s->is.causal, 0, T, d, M, NULL, NULL, of->z, of->log_alpha };
+    feature_loss loss = { s->is.kind, s->is.causal, 0,    s->is.sinks, s->is.window, 0, T, d,
+                          M,          NULL,         NULL, of->z,       of->log_alpha };
     double *const work = memory_zeroed(feature_loss_doubles(&loss), sizeof *work);
     if (s->is.kind == FEATURE_LOSS_L2) loss.largest = largest_of(s, of);
     for (int i = 0; i < BATCH; i++)
         for (int64_t n = 0; n < s->is.queries; n++) {
             loss.x = of->x + (n * WINDOWS + chosen[i]) * T * d;
+            loss.gain = (double)gains[h * s->is.queries + n];
             loss.y = of->y + chosen[i] * T * d;
-            of->loss += feature_loss_run(&loss, of->grad, of->grad + M * d, work);
+            of->loss += feature_loss_run(&loss, of->grad, NULL, of->grad + M * d, work);
         }
     of->loss /= (double)(BATCH * s->is.queries);
     for (int64_t e = 0; e < M * (d + 1); e++)
@@ -234,15 +241,18 @@ static void compare(scene *s, double bound)
 }
 
 static const shape shapes[] = {
-    { FEATURE_LOSS_SOFTMAX, true, 65, 64, 1, { 64, 64 }, 0.5 },
-    { FEATURE_LOSS_SOFTMAX, true, 150, 20, 2, { 8, 72, 16 }, 1 },
-    { FEATURE_LOSS_SOFTMAX, false, 70, 35, 1, { 24, 130 }, 0.7 },
-    { FEATURE_LOSS_SOFTMAX, true, 1, 4, 1, { 8 }, 1 },
-    { FEATURE_LOSS_SOFTMAX, false, 64, 72, 3, { 5 }, 0.5 },
-    { FEATURE_LOSS_L2ROW, true, 130, 32, 2, { 64, 8 }, 0.5 },
-    { FEATURE_LOSS_L2ROW, false, 33, 66, 1, { 70 }, 0.4 },
-    { FEATURE_LOSS_L2, true, 100, 16, 2, { 16, 80, 40 }, 0.7 },
-    { FEATURE_LOSS_L2, false, 65, 8, 1, { 8 }, 1 },
+    { FEATURE_LOSS_SOFTMAX, true, 65, 64, 1, { 64, 64 }, 0.5, 0, 0 },
+    { FEATURE_LOSS_SOFTMAX, true, 150, 20, 2, { 8, 72, 16 }, 1, 0, 0 },
+    { FEATURE_LOSS_SOFTMAX, false, 70, 35, 1, { 24, 130 }, 0.7, 0, 0 },
+    { FEATURE_LOSS_SOFTMAX, true, 1, 4, 1, { 8 }, 1, 0, 0 },
+    { FEATURE_LOSS_SOFTMAX, false, 64, 72, 3, { 5 }, 0.5, 0, 0 },
+    { FEATURE_LOSS_SOFTMAX, true, 150, 20, 2, { 8, 72, 16 }, 1, 4, 20 },
+    { FEATURE_LOSS_SOFTMAX, true, 200, 64, 1, { 64, 64 }, 0.5, 0, 1 },
+    { FEATURE_LOSS_SOFTMAX, true, 100, 16, 1, { 16 }, 0.7, 66, 34 },
+    { FEATURE_LOSS_L2ROW, true, 130, 32, 2, { 64, 8 }, 0.5, 0, 0 },
+    { FEATURE_LOSS_L2ROW, false, 33, 66, 1, { 70 }, 0.4, 0, 0 },
+    { FEATURE_LOSS_L2, true, 100, 16, 2, { 16, 80, 40 }, 0.7, 0, 0 },
+    { FEATURE_LOSS_L2, false, 65, 8, 1, { 8 }, 1, 0, 0 },
 };
 
 /* Exponents of about 20 in float32 have an error of 2e-6, of which the largest counts. */
@@ -264,7 +274,7 @@ static void test_large(void **state)
     (void)state;
     for (int kind = FEATURE_LOSS_SOFTMAX; kind <= FEATURE_LOSS_L2; kind++)
         for (int far = 0; far < 2; far++) {
-            const shape is = { (feature_loss_kind)kind, true, 150, 64, 1, { 64, 16 }, far ? 10 : 1 };
+            const shape is = { (feature_loss_kind)kind, true, 150, 64, 1, { 64, 16 }, far ? 10 : 1, 0, 0 };
             scene s;
             float losses[2], grad[64 * 64];
             scene_open(&s, &is);
@@ -283,7 +293,7 @@ static void test_large(void **state)
 /* A head's bits do not depend on the others. */
 static void test_alone(void **state)
 {
-    const shape is = { FEATURE_LOSS_SOFTMAX, true, 90, 20, 2, { 16, 80 }, 0.7 };
+    const shape is = { FEATURE_LOSS_SOFTMAX, true, 90, 20, 2, { 16, 80 }, 0.7, 0, 0 };
     shape alone = is;
     float all[16 * 20], one[16 * 20];
     scene s;

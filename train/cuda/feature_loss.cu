@@ -28,8 +28,9 @@ typedef struct job {
     int tokens, channels, row, queries, windows, batch;
     int tiles, width;   /* of tokens; features of scratch, in whole tiles */
     int problems, each; /* sequences of all heads, and the floats that each leaves */
+    int sinks, window;  /* window 0: none */
     const feature_head *list;
-    const float *x, *y, *exact, *largest;
+    const float *x, *y, *exact, *largest, *near, *gains;
     const int32_t *chosen;
     float *scratch, *parts, *losses;
 } job;
@@ -38,8 +39,8 @@ typedef struct job {
 typedef struct problem {
     feature_head head;
     int features, chunks;
-    const float *x, *y, *exact;
-    float largest;
+    const float *x, *y, *exact, *near;
+    float largest, gain;
     float *a, *b;           /* [tokens in whole tiles][width]: fk, and logarithms of queries */
     float *da, *db;         /* gradients of the logarithms */
     float *c, *tops;        /* [tiles][width], [tiles][tokens in whole tiles] */
@@ -71,6 +72,7 @@ static __device__ problem problem_of(const job &j, int n)
                   queries = ((p.head.place * j.queries + query) * j.windows + window) * j.tokens;
     p.x = j.x + queries * j.row, p.y = j.y + keys * j.row, p.exact = j.exact + queries;
     p.largest = j.largest[p.head.place];
+    if (j.window > 0) p.near = j.near + queries, p.gain = j.gains[p.head.place * j.queries + query];
     p.a = j.scratch + blockIdx.x * scratch_of(j.tiles, j.width);
     p.b = p.a + features, p.da = p.b + features, p.db = p.da + features, p.c = p.db + features;
     p.tops = p.c + (int64_t)j.tiles * j.width;
@@ -85,6 +87,18 @@ static __device__ int tiles_seen(const job &j, int of) { return j.causal ? of + 
 static __device__ __forceinline__ bool sees(const job &j, int i, int key)
 {
     return i < j.tokens && key < (j.causal ? i + 1 : j.tokens);
+}
+
+/* Is it seen, and by features? BESIDE: a window. */
+template <bool BESIDE> static __device__ __forceinline__ bool estimates(const job &j, int i, int key)
+{
+    return sees(j, i, key) && (!BESIDE || (key >= j.sinks && key <= i - j.window));
+}
+
+/* The logarithm of the weight of what is near, in the unit of p.sum. */
+static __device__ __forceinline__ float anchor_of(const problem &p, int i)
+{
+    return p.near[i] - p.gain + p.half_x[i] + logf((float)p.features);
 }
 
 /* ---- features */
@@ -238,6 +252,7 @@ static __device__ float top_of(const job &j, const room &r, int i, int keys)
 
 /* ---- the softmax loss: sums of rows */
 
+template <bool BESIDE>
 static __device__ void add_row_sums(log_sum *of, const job &j, const room &r, const patch &pairs, int queries,
                                     int keys)
 {
@@ -247,25 +262,29 @@ static __device__ void add_row_sums(log_sum *of, const job &j, const room &r, co
         float sum = 0;
 #pragma unroll
         for (int c = 0; c < EACH; c++)
-            if (sees(j, i, keys * SIDE + tile_x() + ACROSS * c)) sum += fmaxf(pairs[e][c], least_softmax);
+            if (estimates<BESIDE>(j, i, keys * SIDE + tile_x() + ACROSS * c))
+                sum += fmaxf(pairs[e][c], least_softmax);
         /* As a logarithm: the features of a tile may all be for keys that come later. */
         sum = across_sum(sum);
         if (sum > 0) log_sum_add(&of[e], top_of(j, r, i, keys) + logf(sum), 1);
     }
 }
 
-static __device__ __noinline__ void sum_rows(const job &j, room &r)
+template <bool BESIDE> static __device__ __noinline__ void sum_rows(const job &j, room &r)
 {
     for (int queries = 0; queries < j.tiles; queries++) {
         log_sum of[EACH] = { log_sum_none(), log_sum_none(), log_sum_none(), log_sum_none() };
         for (int keys = 0; keys < tiles_seen(j, queries); keys++) {
             patch pairs;
             kernels(pairs, j, r, queries, keys);
-            add_row_sums(of, j, r, pairs, queries, keys);
+            add_row_sums<BESIDE>(of, j, r, pairs, queries, keys);
         }
 #pragma unroll
-        for (int e = 0; e < EACH; e++)
-            if (tile_x() == 0) r.p.sum[queries * SIDE + tile_y() + ACROSS * e] = log_sum_of(of[e]);
+        for (int e = 0; e < EACH; e++) {
+            const int i = queries * SIDE + tile_y() + ACROSS * e;
+            if (BESIDE && i < j.tokens) log_sum_add(&of[e], anchor_of(r.p, i), 1);
+            if (tile_x() == 0) r.p.sum[i] = log_sum_of(of[e]);
+        }
     }
     __syncthreads();
 }
@@ -289,7 +308,14 @@ static __device__ __forceinline__ float pair_squares(float kernel, float base, f
     return off * off;
 }
 
+/* The loss of a pair that is near, which no feature changes but by the row's sum. */
+static __device__ __forceinline__ float pair_near(const problem &p, int i, float score, float log_p)
+{
+    return -expf(log_p) * (score - p.near[i] + anchor_of(p, i) - p.sum[i]);
+}
+
 /* The slopes of a tile of pairs into w; returns the sum of this thread's losses. */
+template <bool BESIDE>
 static __device__ __forceinline__ float weigh(const job &j, room &r, const patch &pairs, const patch &exact,
                                               int queries, int keys)
 {
@@ -306,7 +332,9 @@ static __device__ __forceinline__ float weigh(const job &j, room &r, const patch
             const int column = tile_x() + ACROSS * c;
             const float log_p = exact[e][c] - unit;
             float slope = 0;
-            if (sees(j, i, keys * SIDE + column))
+            if (BESIDE && sees(j, i, keys * SIDE + column) && !estimates<BESIDE>(j, i, keys * SIDE + column))
+                loss += pair_near(r.p, i, exact[e][c], log_p);
+            else if (sees(j, i, keys * SIDE + column))
                 loss += softmax ? pair_softmax(pairs[e][c], base, log_p, &slope)
                                 : pair_squares(pairs[e][c], base, log_p, &slope);
             r.w[tile_y() + ACROSS * e][column] = slope;
@@ -356,7 +384,7 @@ static __device__ __forceinline__ void add_gradients(const job &j, room &r, int 
 }
 
 /* The sum of this thread's losses. */
-static __device__ __noinline__ float gradients(const job &j, room &r)
+template <bool BESIDE> static __device__ __noinline__ float gradients(const job &j, room &r)
 {
     float loss = 0;
     for (int queries = 0; queries < j.tiles; queries++)
@@ -364,7 +392,7 @@ static __device__ __noinline__ float gradients(const job &j, room &r)
             patch exact, pairs;
             scores(exact, j, r, queries, keys);
             kernels(pairs, j, r, queries, keys);
-            loss += weigh(j, r, pairs, exact, queries, keys);
+            loss += weigh<BESIDE>(j, r, pairs, exact, queries, keys);
             add_gradients(j, r, queries, keys);
         }
     __syncthreads();
@@ -416,6 +444,7 @@ static __device__ void finish_loss(const job &j, room &r, float loss)
     if (threadIdx.x == 0) r.p.part[r.p.features * (j.channels + 1)] = sums[0];
 }
 
+template <bool BESIDE>
 static __global__ void __launch_bounds__(TILE_THREADS, 3) losses_kernel(const __grid_constant__ job j)
 {
     extern __shared__ room rooms[];
@@ -425,8 +454,8 @@ static __global__ void __launch_bounds__(TILE_THREADS, 3) losses_kernel(const __
         if (threadIdx.x == 0) r.p = problem_of(j, n);
         __syncthreads();
         map_all(j, r);
-        if (j.kind == FEATURE_LOSS_SOFTMAX) sum_rows(j, r);
-        const float loss = gradients(j, r);
+        if (j.kind == FEATURE_LOSS_SOFTMAX) sum_rows<BESIDE>(j, r);
+        const float loss = gradients<BESIDE>(j, r);
         for (int chunk = 0; chunk < r.p.chunks; chunk++)
             for (int channel = 0; channel < j.channels; channel += SIDE)
                 finish_tile(j, r, chunk * SIDE, channel);
@@ -477,6 +506,7 @@ static job job_of(const feature_losses *l)
     j.queries = (int)l->queries, j.windows = (int)l->windows, j.batch = (int)l->batch;
     j.tiles = (int)tiles_of(l->tokens), j.width = (int)tiles_of(l->most) * SIDE;
     j.problems = (int)problems_of(l), j.each = (int)(l->most * (l->channels + 1) + 1);
+    j.sinks = (int)l->sinks, j.window = (int)l->window, j.near = l->near, j.gains = l->gains;
     j.list = l->list, j.x = l->x, j.y = l->y, j.exact = l->exact, j.largest = l->largest;
     j.chosen = l->chosen, j.scratch = l->scratch, j.parts = l->parts, j.losses = l->losses;
     return j;
@@ -492,11 +522,11 @@ extern "C" void gpu_feature_losses(const feature_losses *l)
     const unsigned blocks = (unsigned)gpu_feature_blocks(l);
     const dim3 elements((unsigned)((j.each + TILE_THREADS - 1) / TILE_THREADS), (unsigned)l->heads);
     cudaStream_t queue = l->on->gpu->stream;
-    gpu_check(
-        l->on->gpu,
-        cudaFuncSetAttribute(losses_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(room)),
-        "losses of features");
-    losses_kernel<<<blocks, TILE_THREADS, sizeof(room), queue>>>(j);
+    void (*const kernel)(job) = j.window > 0 ? losses_kernel<true> : losses_kernel<false>;
+    gpu_check(l->on->gpu,
+              cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(room)),
+              "losses of features");
+    kernel<<<blocks, TILE_THREADS, sizeof(room), queue>>>(j);
     gpu_launched(l->on, "losses of features");
     means_kernel<<<elements, TILE_THREADS, 0, queue>>>(j, part);
     gpu_launched(l->on, "means of losses");

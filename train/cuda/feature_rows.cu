@@ -48,7 +48,14 @@ typedef struct exact_job {
     float *exact;
     int tokens, row, queries, windows;
     bool causal, largest;
+    int sinks, window; /* window 0: all keys, else those that are near */
 } exact_job;
+
+static __device__ __forceinline__ bool counts(const exact_job &j, int i, int key)
+{
+    const bool seen = key < (j.causal ? min(i + 1, j.tokens) : j.tokens);
+    return seen && (j.window == 0 || key < j.sinks || key > i - j.window);
+}
 
 /* Of 64 queries over 64 keys, to the logarithms of the rows' sums. */
 static __device__ __forceinline__ void add_pairs(log_sum *of, const exact_job &j, const patch &pairs,
@@ -56,16 +63,17 @@ static __device__ __forceinline__ void add_pairs(log_sum *of, const exact_job &j
 {
 #pragma unroll
     for (int r = 0; r < EACH; r++) {
-        const int i = first_query + tile_y() + ACROSS * r, end = j.causal ? min(i + 1, j.tokens) : j.tokens;
+        const int i = first_query + tile_y() + ACROSS * r, key = first_key + tile_x();
         float top = -INFINITY, sum = 0;
 #pragma unroll
         for (int c = 0; c < EACH; c++)
-            if (first_key + tile_x() + ACROSS * c < end) top = fmaxf(top, pairs[r][c]);
+            if (counts(j, i, key + ACROSS * c)) top = fmaxf(top, pairs[r][c]);
         top = across_max(top);
 #pragma unroll
         for (int c = 0; c < EACH; c++)
-            if (first_key + tile_x() + ACROSS * c < end) sum += expf(pairs[r][c] - top);
-        log_sum_add(&of[r], top, across_sum(sum));
+            if (counts(j, i, key + ACROSS * c)) sum += expf(pairs[r][c] - top);
+        sum = across_sum(sum);
+        if (sum > 0) log_sum_add(&of[r], top, sum);
     }
 }
 
@@ -116,19 +124,26 @@ static __global__ void __launch_bounds__(TILE_THREADS)
 
 extern "C" void gpu_feature_exact(const feature_losses *l)
 {
-    const exact_job j = { l->x,
-                          l->y,
-                          l->exact,
-                          (int)l->tokens,
-                          (int)l->row,
-                          (int)l->queries,
-                          (int)l->windows,
-                          l->causal,
-                          l->kind == FEATURE_LOSS_L2 };
+    exact_job j = { l->x,
+                    l->y,
+                    l->exact,
+                    (int)l->tokens,
+                    (int)l->row,
+                    (int)l->queries,
+                    (int)l->windows,
+                    l->causal,
+                    l->kind == FEATURE_LOSS_L2,
+                    0,
+                    0 };
     const dim3 grid((unsigned)((l->tokens + SIDE - 1) / SIDE * l->windows),
                     (unsigned)(l->heads * l->queries));
     exact_kernel<<<grid, TILE_THREADS, 0, l->on->gpu->stream>>>(j);
     gpu_launched(l->on, "sums of softmax");
+    if (l->window > 0) {
+        j.exact = l->near, j.sinks = (int)l->sinks, j.window = (int)l->window;
+        exact_kernel<<<grid, TILE_THREADS, 0, l->on->gpu->stream>>>(j);
+        gpu_launched(l->on, "sums of what is near");
+    }
     if (!j.largest) return;
     largest_kernel<<<(unsigned)l->heads, TILE_THREADS, 0, l->on->gpu->stream>>>(
         l->largest, l->exact, l->queries * l->windows * l->tokens);

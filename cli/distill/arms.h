@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: MIT
+ * The attentions that are measured in the place of softmax, a row of one table each. */
+#ifndef LOAM_CLI_DISTILL_ARMS_H
+#define LOAM_CLI_DISTILL_ARMS_H
+
+#include "distill/student.h"
+
+typedef enum arm_form {
+    FORM_SOFTMAX, /* the model as it is */
+    FORM_LINEAR,  /* elu + 1 as the features of queries and keys */
+    FORM_WINDOW,  /* softmax over the first tokens and the last alone */
+    FORM_DRAWN,   /* features as they start */
+    FORM_TRAINED, /* features that were fitted from there */
+    FORM_UNTIED,  /* likewise, with z of their own for keys */
+    FORM_CASCADE  /* as FORM_TRAINED, layer by layer to what the model makes with those before it */
+} arm_form;
+
+typedef struct distill_arm {
+    const char *name;
+    arm_form form;
+    student_start start; /* of features */
+    bool balanced;       /* after shift and balance */
+} distill_arm;
+
+const distill_arm *distill_arm_at(int index); /* in the order of tables; NULL beyond the last */
+int distill_arm_find(const char *name);       /* -1: none is called so */
+
+/* Does a student make it? Does the seed change it? */
+bool distill_arm_has_features(const distill_arm *a);
+bool distill_arm_is_seeded(const distill_arm *a);
+
+#endif

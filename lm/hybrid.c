@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: MIT */
+#include "lm/hybrid.h"
+
+#include "lm/manner.h"
+
+void hybrid_close(hybrid_room *w)
+{
+    memory_close(&w->room);
+    *w = (hybrid_room){ 0 };
+}
+
+static bool make_room(hybrid_room *w, const machine *on, size_t bytes)
+{
+    if (bytes <= w->bytes) return true;
+    hybrid_close(w);
+    w->room.gpu = on->gpu;
+    (void)memory_take(&w->room, (int64_t)bytes, 1);
+    if (!memory_open(&w->room, on)) return false;
+    w->work = memory_take(&w->room, (int64_t)bytes, 1), w->bytes = bytes;
+    return true;
+}
+
+static loam_problem problem_of(const machine *on, const lm_options *options, const lm_config *c,
+                               int64_t layer, int64_t tokens)
+{
+    loam_problem p = loam_problem_default(LOAM_LINEAR, LOAM_FORWARD);
+    p.dtype = on->operand, p.backend = machine_backend(on), p.threads = on->threads;
+    p.heads_q = c->heads_q, p.heads_kv = c->heads_kv;
+    p.len_q = tokens, p.dim_qk = p.dim_v = c->head_dim;
+    p.scale = options->inverse_temperature * lm_config_scale(c, layer);
+    manner_features_problem(manner_features(options, layer), &p);
+    return p;
+}
+
+static loam_const_view heads_of(matrix x, int64_t d) { return (loam_const_view){ x.data, 0, d, x.row }; }
+
+int hybrid_attend(hybrid_room *w, const machine *on, const lm_options *options, const lm_config *c,
+                  int64_t layer, matrix o, matrix q, matrix k, matrix v, io_error *error)
+{
+    const int64_t d = c->head_dim;
+    const lm_features *f = manner_features(options, layer);
+    const loam_problem p = problem_of(on, options, c, layer, q.rows);
+    const loam_hybrid_args more = { .gain = f->gain };
+    loam_args args = { .q = heads_of(q, d),
+                       .k = heads_of(k, d),
+                       .v = heads_of(v, d),
+                       .o = { o.data, 0, d, o.row },
+                       .stream = machine_stream(on) };
+    if (f->untied) return io_fail(error, EXIT_USAGE, "a window beside untied features: expected one of them");
+    loam_hybrid *call;
+    loam_error reason;
+    if (loam_hybrid_create(&call, &p, options->sinks, options->window, &reason))
+        return io_fail(error, EXIT_INTERNAL, "%s", reason.text);
+    manner_features_args(f, c, &args);
+    int status = make_room(w, on, loam_hybrid_work_bytes(call))
+                     ? 0
+                     : io_fail(error, EXIT_INTERNAL, "out of memory for sinks, windows and features");
+    args.work = w->work;
+    if (!status && loam_hybrid_run(call, &args, &more, &reason))
+        status = io_fail(error, EXIT_INTERNAL, "%s", reason.text);
+    loam_hybrid_destroy(call);
+    return status;
+}
