@@ -6,6 +6,7 @@
 #include "tests/support/expect.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <string.h>
 
 static values like_softmax(const values *from)
@@ -147,6 +148,35 @@ static void gradients_scale_with_the_loss(void **state)
     }
 }
 
+/* A bias of -inf hides a key. Rows that see hidden keys alone are empty, and no other row knows of them. */
+static void rows_of_hidden_keys_are_empty(void **state)
+{
+    (void)state;
+    for (int index = 0; index < ENGINES; index++) {
+        for (int number = 0; number < 3 * 3; number++) {
+            const loam_pass pass = (loam_pass)(number / 3);
+            const engine e = engine_at(index, pass);
+            spec s = engine_spec(&e, (loam_mechanism)(number % 3), pass);
+            s.len_q = s.len_kv = 70;
+            s.key_bias = 1;
+            values v = values_make(&s);
+            const int64_t hidden = pass == LOAM_DECODE ? 70 : 40, rows = slot_size(&v, SLOT_LSE);
+            for (int64_t i = 0; i < slot_size(&v, SLOT_KEY_BIAS); i++)
+                if (i % 70 < hidden) v.x[SLOT_KEY_BIAS][i] = -INFINITY;
+            expect_run(&v);
+            expect_no_nan(&v);
+            for (int64_t row = 0; v.x[SLOT_O] && row < rows; row++) {
+                const bool empty = pass == LOAM_DECODE || row % 70 < hidden;
+                assert_true((compare_norm(v.x[SLOT_O] + row * s.dim_v, s.dim_v) == 0) == empty);
+            }
+            for (int64_t j = 0; v.x[SLOT_GRAD_V] && j < slot_size(&v, SLOT_GRAD_V) / s.dim_v; j++)
+                assert_true((compare_norm(v.x[SLOT_GRAD_V] + j * s.dim_v, s.dim_v) == 0) ==
+                            (j % 70 < hidden));
+            values_free(&v);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -154,6 +184,7 @@ int main(void)
         cmocka_unit_test(nothing_is_nan_on_finite_inputs),
         cmocka_unit_test(huge_scores_are_cut_in_float64_rows),
         cmocka_unit_test(gradients_scale_with_the_loss),
+        cmocka_unit_test(rows_of_hidden_keys_are_empty),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

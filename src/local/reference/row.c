@@ -123,6 +123,8 @@ static void fit_weights(const loam_problem *p, const loam_args *a, const local_s
         }
     }
     m = fmax(m, best);
+    /* Biases of -inf hide every key. */
+    if (m == -INFINITY) row->hi = row->lo;
     double omega = p->sink ? exp(element_load(a->sink, dtype_real(p->dtype), h) - m) : 0;
     for (int64_t j = row->lo; j < row->hi; j++)
         omega += exp(row->p[j - row->lo] - m);
