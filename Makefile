@@ -105,7 +105,7 @@ lint: ## check the look, the layers and the rules, and run clang-tidy
 	@tools/layers.sh
 	@tools/house.py
 	@$(call configure,clang,-DLOAM_PYTHON=ON)
-	@git ls-files 'python/*.c' 'src/*.c' 'io/*.c' 'random/*.c' 'text/*.c' 'corpus/*.c' 'train/*.c' 'dof/*.c' 'distill/*.c' 'cli/*.c' | xargs -P $(JOBS) -n 4 clang-tidy --quiet -p build/clang
+	@git ls-files 'python/*.c' 'src/*.c' 'io/*.c' 'regress/*.c' 'random/*.c' 'text/*.c' 'corpus/*.c' 'train/*.c' 'dof/*.c' 'distill/*.c' 'cli/*.c' | xargs -P $(JOBS) -n 4 clang-tidy --quiet -p build/clang
 
 clang: ## build everything with clang too
 	@tools/install-deps.sh lint

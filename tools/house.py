@@ -14,7 +14,7 @@ import sys
 
 COLUMNS, FUNCTION_LINES, FILE_LINES = 110, 60, 800
 ROOMS = ['bench', 'cli', 'cmake', 'corpus', 'distill', 'dof', 'examples', 'include', 'io', 'lm', 'python',
-         'random', 'src', 'tests', 'text', 'tools', 'train']
+         'random', 'regress', 'src', 'tests', 'text', 'tools', 'train']
 ENTRIES = ('main', 'PyInit__core')
 UNITS = ('.c', '.cu')
 HEADERS = ('.h', '.inc', '.cuh')

@@ -42,6 +42,7 @@ train/cuda/hopper include src/gpu train/cuda
 lm        include io train text random
 dof       include io random train lm
 distill   include io random train lm dof
+regress   io
 cli       include io
 cli/attend     include io cli
 cli/bench      include io cli random
@@ -53,13 +54,13 @@ cli/graft      include io cli cli/experiment cli/training cli/lm cli/ridge text 
 cli/tune       include io cli cli/experiment cli/training cli/lm cli/graft text lm train
 cli/dof        include io cli cli/experiment cli/training cli/lm cli/ridge text train lm dof
 cli/distill    include io cli cli/experiment cli/training cli/lm cli/ridge text train lm dof distill
-cli/regress    include io cli
+cli/regress    include io cli regress
 tests     include io random train text corpus lm cli cli/attend cli/bench cli/experiment cli/training \
-          cli/regress cli/ridge cli/graft cli/distill cli/tune dof distill
+          cli/regress cli/ridge cli/graft cli/distill cli/tune dof distill regress
 tests/simd include src/base src/simd tests
 bench     include io cli cli/bench train random src/base src/simd
 examples  include
-python    include
+python    include io regress
 "
 
 layers=$(echo "$law" | awk '{ printf "%s ", $1 }')

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * From a file to the models of its groups. */
-#include "cli/regress/model.h"
+#include "cli/regress/data.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * The summary as JSON: what the text says, and null for what is not known. */
 #define _POSIX_C_SOURCE 200809L
-#include "cli/regress/model.h"
+#include "cli/regress/data.h"
 
 #include <jansson.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
 #ifndef LOAM_CLI_REGRESS_OPTIONS_H
 #define LOAM_CLI_REGRESS_OPTIONS_H
 
-#include "cli/regress/model.h"
+#include "cli/regress/data.h"
 
 typedef struct regress_options {
     bool help;

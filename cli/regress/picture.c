@@ -3,7 +3,7 @@
  * blue; with groups each has a colour, its rows too, and the line is drawn where there is one, else the
  * constant. */
 #include "cli/plot.h"
-#include "cli/regress/model.h"
+#include "cli/regress/data.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "cli/command.h"
 #include "cli/options.h"
+#include "cli/progress.h"
 #include "cli/regress/options.h"
 
 #include <stdlib.h>
@@ -133,11 +134,18 @@ static int execute(const regress_options *o, io_error *error)
     return status;
 }
 
+static void begin_bar(void *bar, const char *label, int64_t total) { progress_begin(bar, label, total); }
+static void add_to_bar(void *bar, int64_t steps) { progress_add(bar, steps); }
+static void end_bar(void *bar) { progress_end(bar); }
+
 int command_regress(int argc, char **argv)
 {
     regress_options options;
     io_error error;
     int status = regress_options_parse(&options, argc, argv, &error);
+    progress bar;
+    const regress_watch watch = { begin_bar, add_to_bar, end_bar, &bar };
+    options.set.watch = &watch;
     if (!status && !options.help) status = execute(&options, &error);
     regress_options_free(&options);
     return status ? options_report("regress", &error) : EXIT_OK;

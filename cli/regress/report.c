@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * The predictions as CSV and the summary for a person. */
-#include "cli/regress/model.h"
+#include "cli/regress/data.h"
 
 #include <stdlib.h>
 #include <string.h>

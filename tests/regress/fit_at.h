@@ -3,7 +3,7 @@
 #ifndef TESTS_REGRESS_FIT_AT_H
 #define TESTS_REGRESS_FIT_AT_H
 
-#include "cli/regress/fit.h"
+#include "regress/fit.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,13 +15,13 @@ static inline void fit_at(const regress_table *table, regress_smoother with, con
                           int64_t count, regress_fit *const fits[REGRESS_ESTIMATORS])
 {
     const regress_wish wish = { .fits = { fits[0], fits[1] }, .squares = true };
-    assert_int_equal(regress_fit_points(table, with, points, count, &wish, NULL, NULL), 0);
+    assert_int_equal(regress_fit_points(table, with, points, count, &wish, NULL), 0);
 }
 
 static inline void fit_others(const regress_table *table, regress_smoother with, const int64_t *rows,
                               int64_t count, regress_fit *const fits[REGRESS_ESTIMATORS])
 {
-    assert_int_equal(regress_fit_others(table, with, rows, count, fits, NULL, NULL), 0);
+    assert_int_equal(regress_fit_others(table, with, rows, count, fits, NULL), 0);
 }
 
 #endif

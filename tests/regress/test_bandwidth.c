@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * The choice of the bandwidth, the sample of rows it looks at, and the variance of the noise. */
-#include "cli/regress/bandwidth.h"
+#include "regress/bandwidth.h"
 #include "tests/regress/brute.h"
 
 #include <math.h>
@@ -70,7 +70,7 @@ static void test_choice(void **state)
         fixture f;
         brute_table(seed, ROWS, columns, f.x, f.y);
         make_table(&f, columns);
-        regress_smoother with = { 1, 0.01, 2 };
+        regress_smoother with = { 1, 0.01, 2, NULL };
         regress_choice choices[REGRESS_ESTIMATORS];
         assert_int_equal(regress_choose_bandwidth(&f.table, with, &f.sample, both, choices, NULL), EXIT_OK);
         for (int e = 0; e < REGRESS_ESTIMATORS; e++) {
@@ -96,9 +96,9 @@ static void test_affine_choice(void **state)
         f.y[j] = 3 - f.x[j] + 0.1 * f.x[ROWS + j];
     make_table(&f, 2);
     regress_choice choices[REGRESS_ESTIMATORS];
-    assert_int_equal(
-        regress_choose_bandwidth(&f.table, (regress_smoother){ 1, 0, 1 }, &f.sample, both, choices, NULL),
-        EXIT_OK);
+    assert_int_equal(regress_choose_bandwidth(&f.table, (regress_smoother){ 1, 0, 1, NULL }, &f.sample, both,
+                                              choices, NULL),
+                     EXIT_OK);
     assert_true(choices[REGRESS_LINEAR].largest && choices[REGRESS_LINEAR].bandwidth > 4);
     assert_true(choices[REGRESS_CONSTANT].bandwidth < 0.6);
     free_fixture(&f);
@@ -112,9 +112,10 @@ static void test_threads(void **state)
     make_table(&f, 2);
     regress_choice one[REGRESS_ESTIMATORS], more[REGRESS_ESTIMATORS];
     assert_int_equal(
-        regress_choose_bandwidth(&f.table, (regress_smoother){ 1, 0, 1 }, &f.sample, both, one, NULL), 0);
+        regress_choose_bandwidth(&f.table, (regress_smoother){ 1, 0, 1, NULL }, &f.sample, both, one, NULL),
+        0);
     for (int threads = 2; threads <= 4; threads++) {
-        const regress_smoother with = { 1, 0, threads };
+        const regress_smoother with = { 1, 0, threads, NULL };
         assert_int_equal(regress_choose_bandwidth(&f.table, with, &f.sample, both, more, NULL), 0);
         for (int e = 0; e < REGRESS_ESTIMATORS; e++)
             assert_true(one[e].bandwidth == more[e].bandwidth && one[e].score == more[e].score);
@@ -130,7 +131,7 @@ static void test_noise(void **state)
     fixture f;
     brute_table(seed, ROWS, 2, f.x, f.y);
     make_table(&f, 2);
-    const regress_smoother with = { 0.5, 0.1, 2 };
+    const regress_smoother with = { 0.5, 0.1, 2, NULL };
     for (int e = 0; e < REGRESS_ESTIMATORS; e++) {
         double bandwidths[2], squares = 0, freedom = 0, trace = 0;
         const brute_problem brute = brute_of(&f, bandwidths, with, e);
@@ -165,7 +166,7 @@ static void test_no_noise(void **state)
         f.x[j] = j;
     make_table(&f, 1);
     regress_noise noise;
-    assert_int_equal(regress_estimate_noise(&f.table, (regress_smoother){ 1e-5, 0, 1 }, &f.sample,
+    assert_int_equal(regress_estimate_noise(&f.table, (regress_smoother){ 1e-5, 0, 1, NULL }, &f.sample,
                                             REGRESS_CONSTANT, &noise, NULL),
                      0);
     assert_true(noise.variance == -1);

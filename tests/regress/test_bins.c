@@ -2,8 +2,8 @@
  * Fits through bins against fits from the rows themselves, over tables of many
  * shapes. Differences are in units of the standard error that the fit has anyway. */
 #define _POSIX_C_SOURCE 200809L
-#include "cli/regress/bandwidth.h"
 #include "random/random.h"
+#include "regress/bandwidth.h"
 #include "tests/regress/brute.h"
 #include "tests/regress/fit_at.h"
 
@@ -79,7 +79,7 @@ static void fit_all(const fixture *f, const regress_table *table, double bandwid
 {
     double points[POINTS];
     int64_t rows[POINTS];
-    const regress_smoother with = { bandwidth, 0, threads };
+    const regress_smoother with = { bandwidth, 0, threads, NULL };
     for (int i = 0; i < POINTS; i++) {
         rows[i] = i * (ROWS / POINTS);
         const double share = (i - 20.0) / (POINTS - 40);
@@ -88,7 +88,7 @@ static void fit_all(const fixture *f, const regress_table *table, double bandwid
     }
     const regress_wish wish = { .fits = { a->fits[0], a->fits[1] }, .slopes = a->slopes, .squares = true };
     regress_fit *others[] = { a->others[0], a->others[1] };
-    assert_int_equal(regress_fit_points(table, with, points, POINTS, &wish, NULL, NULL), 0);
+    assert_int_equal(regress_fit_points(table, with, points, POINTS, &wish, NULL), 0);
     fit_others(table, with, rows, POINTS, others);
 }
 
@@ -193,7 +193,7 @@ static void test_neighbours(void **state)
         const double point = regress_standardise(&table, 0, 1), bandwidth = 1.01 / 9 / table.unit[0];
         const regress_wish wish = { .fits = { NULL, &line }, .slopes = &slopes[bins > 0] };
         assert_int_equal(
-            regress_fit_points(&table, (regress_smoother){ bandwidth, 0, 1 }, &point, 1, &wish, NULL, NULL),
+            regress_fit_points(&table, (regress_smoother){ bandwidth, 0, 1, NULL }, &point, 1, &wish, NULL),
             0);
         regress_table_free(&table);
     }
@@ -225,7 +225,7 @@ static void test_choice(void **state)
         while (sample.rows[sample.count - 1] >= ROWS)
             sample.count--;
         regress_choice a[REGRESS_ESTIMATORS], b[REGRESS_ESTIMATORS];
-        regress_smoother with = { 1, 0, 2 };
+        regress_smoother with = { 1, 0, 2, NULL };
         assert_int_equal(regress_choose_bandwidth(&f.exact, with, &sample, both, a, NULL), 0);
         assert_int_equal(regress_choose_bandwidth(&f.binned, with, &sample, both, b, NULL), 0);
         for (int e = 0; e < REGRESS_ESTIMATORS; e++) {

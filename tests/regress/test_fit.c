@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * The fits against weighted least squares from the definition, and what must hold without a reference. */
 #define _POSIX_C_SOURCE 200809L
-#include "cli/regress/fit.h"
+#include "regress/fit.h"
 #include "tests/regress/brute.h"
 #include "tests/regress/fit_at.h"
 
@@ -103,7 +103,7 @@ static void test_least_squares(void **state)
             const double bandwidth = columns < 3 ? 0.3 : 0.9;
             fixture f;
             make_fixture(&f, columns, bandwidth, seed);
-            fit_points(&f, (regress_smoother){ bandwidth, ridges[r], 1 });
+            fit_points(&f, (regress_smoother){ bandwidth, ridges[r], 1, NULL });
             compare_points(&f, ridges[r], seed);
             regress_table_free(&f.table);
         }
@@ -123,7 +123,7 @@ static void test_left_out(void **state)
         regress_fit fits[REGRESS_ESTIMATORS][ROWS], *wanted[] = { fits[0], fits[1] };
         for (int j = 0; j < ROWS; j++)
             rows[j] = j;
-        fit_others(&f.table, (regress_smoother){ bandwidth, ridge, 1 }, rows, ROWS, wanted);
+        fit_others(&f.table, (regress_smoother){ bandwidth, ridge, 1, NULL }, rows, ROWS, wanted);
         for (int e = 0; e < REGRESS_ESTIMATORS; e++) {
             const brute_problem brute = brute_of(&f, ridge, e);
             for (int j = 0; j < ROWS; j++) {
@@ -152,7 +152,7 @@ static void test_affine(void **state)
         for (int c = 0; c < 3; c++)
             f.points[c * POINTS + i] = f.table.mean[c] + f.table.deviation[c] * (i % 2 ? -1 : 1) * pow(10, i);
     for (double bandwidth = 0.5; bandwidth < 100; bandwidth *= 4) {
-        fit_points(&f, (regress_smoother){ bandwidth, 0, 1 });
+        fit_points(&f, (regress_smoother){ bandwidth, 0, 1, NULL });
         for (int i = 0; i < POINTS; i++) {
             double p[COLUMNS];
             get_point(&f, i, p);
@@ -171,7 +171,7 @@ static void test_limits(void **state)
     (void)state;
     fixture f;
     make_fixture(&f, 2, 0.5, 5);
-    fit_points(&f, (regress_smoother){ 0.5, 1e12, 1 });
+    fit_points(&f, (regress_smoother){ 0.5, 1e12, 1, NULL });
     for (int i = 0; i < POINTS; i++)
         brute_close(f.fits[REGRESS_LINEAR][i].value, f.fits[REGRESS_CONSTANT][i].value, 1e-9, "huge ridge",
                     5);
@@ -179,7 +179,7 @@ static void test_limits(void **state)
     for (int j = 0; j < ROWS; j++)
         f.y[j] = -3.25;
     make_table(&f, 2);
-    fit_points(&f, (regress_smoother){ 0.5, 0, 1 });
+    fit_points(&f, (regress_smoother){ 0.5, 0, 1, NULL });
     for (int e = 0; e < REGRESS_ESTIMATORS; e++)
         for (int i = 0; i < POINTS; i++)
             assert_true(f.fits[e][i].value == -3.25);
@@ -197,7 +197,7 @@ static void test_far(void **state)
     for (size_t i = 0; i < sizeof distances / sizeof *distances; i++) {
         const double point = -distances[i];
         regress_fit fits[2], *wanted[] = { &fits[0], &fits[1] };
-        fit_at(&table, (regress_smoother){ 0.05, 0, 1 }, &point, 1, wanted);
+        fit_at(&table, (regress_smoother){ 0.05, 0, 1, NULL }, &point, 1, wanted);
         assert_true(fits[0].far && fits[1].far);
         assert_true(isfinite(fits[0].value) && isfinite(fits[1].value));
         assert_true(isfinite(fits[0].norm2) && isfinite(fits[1].norm2));
@@ -215,7 +215,7 @@ static void test_far_is_near(void **state)
     make_fixture(&f, 2, 0.4, seed);
     for (int i = 0; i < POINTS; i++)
         f.points[i] = f.table.mean[0] + f.table.deviation[0] * (3 + 0.3 * i);
-    fit_points(&f, (regress_smoother){ 0.4, 0.01, 1 });
+    fit_points(&f, (regress_smoother){ 0.4, 0.01, 1, NULL });
     int far = 0;
     for (int e = 0; e < REGRESS_ESTIMATORS; e++) {
         const brute_problem brute = brute_of(&f, 0.01, e);
@@ -239,11 +239,11 @@ static void test_singular(void **state)
     assert_int_equal(regress_table_make(&table, x, y, 6, 1, names, NULL), EXIT_OK);
     const double point = regress_standardise(&table, 0, 1);
     regress_fit fits[2], *wanted[] = { &fits[0], &fits[1] };
-    fit_at(&table, (regress_smoother){ 1e-3, 0, 1 }, &point, 1, wanted);
+    fit_at(&table, (regress_smoother){ 1e-3, 0, 1, NULL }, &point, 1, wanted);
     assert_true(fits[1].singular && !fits[0].singular && !fits[0].far);
     brute_close(fits[1].value, 3, 1e-14, "mean of equal x", 0);
     brute_close(fits[1].norm2, 1.0 / 3, 1e-14, "norm of equal x", 0);
-    fit_at(&table, (regress_smoother){ 1e-3, 1e-6, 1 }, &point, 1, wanted);
+    fit_at(&table, (regress_smoother){ 1e-3, 1e-6, 1, NULL }, &point, 1, wanted);
     assert_false(fits[1].singular);
     brute_close(fits[1].value, 3, 1e-14, "mean of equal x with a ridge", 0);
     regress_table_free(&table);
@@ -251,7 +251,7 @@ static void test_singular(void **state)
     const double line[] = { 1, 2, 3, 4, 2, 4, 6, 8 };
     assert_int_equal(regress_table_make(&table, line, y, 4, 2, names, NULL), EXIT_OK);
     const double both[] = { 0.1, 0.1 };
-    fit_at(&table, (regress_smoother){ 1, 0, 1 }, both, 1, wanted);
+    fit_at(&table, (regress_smoother){ 1, 0, 1, NULL }, both, 1, wanted);
     assert_true(fits[1].singular);
     assert_true(fits[1].value == fits[0].value);
     regress_table_free(&table);
@@ -266,7 +266,7 @@ static void test_left_out_alone(void **state)
     assert_int_equal(regress_table_make(&table, x, y, 3, 1, names, NULL), EXIT_OK);
     const int64_t rows[] = { 0, 1, 2 };
     regress_fit constant[3], *wanted[] = { constant, NULL };
-    fit_others(&table, (regress_smoother){ 1e-4, 0, 1 }, rows, 3, wanted);
+    fit_others(&table, (regress_smoother){ 1e-4, 0, 1, NULL }, rows, 3, wanted);
     const double expected[] = { 1, 2, 1 };
     for (int j = 0; j < 3; j++) {
         assert_true(constant[j].far);
@@ -291,12 +291,12 @@ static regress_fit *fit_many(int columns, int threads)
                                         x[i / MANY_POINTS * MANY + i % MANY_POINTS] * (i % 50 ? 1 : 30));
     regress_fit *fits = calloc(4 * MANY, sizeof *fits), *wanted[] = { fits, fits + MANY };
     assert_non_null(fits);
-    fit_at(&table, (regress_smoother){ 0.4, 0, threads }, points, MANY_POINTS, wanted);
+    fit_at(&table, (regress_smoother){ 0.4, 0, threads, NULL }, points, MANY_POINTS, wanted);
     int64_t rows[MANY];
     for (int j = 0; j < MANY; j++)
         rows[j] = MANY - 1 - j;
     regress_fit *others[] = { fits + 2 * MANY, fits + 3 * MANY };
-    fit_others(&table, (regress_smoother){ 0.4, 0, threads }, rows, MANY / 3, others);
+    fit_others(&table, (regress_smoother){ 0.4, 0, threads, NULL }, rows, MANY / 3, others);
     regress_table_free(&table);
     return fits;
 }
@@ -348,14 +348,14 @@ static void test_place(void **state)
     (void)state;
     fixture f;
     make_fixture(&f, 3, 0.5, 9);
-    fit_points(&f, (regress_smoother){ 0.5, 0, 1 });
+    fit_points(&f, (regress_smoother){ 0.5, 0, 1, NULL });
     const double first = f.fits[REGRESS_LINEAR][0].value, last = f.fits[REGRESS_LINEAR][POINTS - 1].value;
     for (int c = 0; c < 3; c++) {
         const double keep = f.points[c * POINTS];
         f.points[c * POINTS] = f.points[c * POINTS + POINTS - 1];
         f.points[c * POINTS + POINTS - 1] = keep;
     }
-    fit_points(&f, (regress_smoother){ 0.5, 0, 1 });
+    fit_points(&f, (regress_smoother){ 0.5, 0, 1, NULL });
     assert_true(f.fits[REGRESS_LINEAR][0].value == last && f.fits[REGRESS_LINEAR][POINTS - 1].value == first);
     regress_table_free(&f.table);
 }

@@ -2,8 +2,8 @@
  * The program's own estimator is the library's: softmax and Local Linear Attention with the RBF score, of the
  * standardised rows, scale 1 / h^2 and ridge X h^2. */
 #define _ISOC11_SOURCE
-#include "cli/regress/fit.h"
 #include "loam.h"
+#include "regress/fit.h"
 #include "tests/regress/brute.h"
 #include "tests/regress/fit_at.h"
 
@@ -86,7 +86,7 @@ static void compare(loam_dtype dtype, double ridge, double tolerance)
     fixture f;
     make_fixture(&f, seed);
     for (double bandwidth = 0.4; bandwidth < 4; bandwidth *= 2) {
-        const regress_smoother with = { bandwidth, ridge, 1 };
+        const regress_smoother with = { bandwidth, ridge, 1, NULL };
         regress_fit fits[REGRESS_ESTIMATORS][POINTS], *wanted[] = { fits[0], fits[1] };
         fit_at(&f.table, with, f.points, POINTS, wanted);
         for (int e = 0; e < REGRESS_ESTIMATORS; e++) {

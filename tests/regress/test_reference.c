@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  * Real data against locfit and KernSmooth: figures stored by make_reference.R. */
-#include "cli/regress/bandwidth.h"
 #include "io/csv.h"
+#include "regress/bandwidth.h"
 #include "tests/regress/brute.h"
 #include "tests/regress/fit_at.h"
 
@@ -57,7 +57,7 @@ static void fit_figures(const real_data *real, const regress_table *table, const
     fits[1] = fits[0] + count;
     for (int64_t i = 0; i < count * real->columns; i++)
         points[i] = regress_standardise(table, (int)(i / count), figures->values[i]);
-    fit_at(table, (regress_smoother){ real->bandwidth, 0, 2 }, points, count, fits);
+    fit_at(table, (regress_smoother){ real->bandwidth, 0, 2, NULL }, points, count, fits);
     free(points);
 }
 
@@ -81,8 +81,8 @@ static void compare_figures(const real_data *real)
     for (int e = 0; e < REGRESS_ESTIMATORS; e++) {
         const double *values = figures.values + (real->columns + 3 * e) * figures.rows;
         regress_noise noise;
-        assert_int_equal(regress_estimate_noise(&table, (regress_smoother){ real->bandwidth, 0, 2 }, &sample,
-                                                (regress_estimator)e, &noise, NULL),
+        assert_int_equal(regress_estimate_noise(&table, (regress_smoother){ real->bandwidth, 0, 2, NULL },
+                                                &sample, (regress_estimator)e, &noise, NULL),
                          EXIT_OK);
         for (int64_t i = 0; i < figures.rows; i++) {
             brute_close(fits[e][i].value, values[i], real->tolerance, regress_names[e], 0);
@@ -148,7 +148,7 @@ static void test_totals(void **state)
         regress_noise noise;
         make_table(line[0] < 2 ? &mcycle : &quakes, &table);
         assert_int_equal(regress_sample_make(&sample, &table, 1, NULL), EXIT_OK);
-        assert_int_equal(regress_estimate_noise(&table, (regress_smoother){ line[2], 0, 2 }, &sample,
+        assert_int_equal(regress_estimate_noise(&table, (regress_smoother){ line[2], 0, 2, NULL }, &sample,
                                                 (regress_estimator)line[1], &noise, NULL),
                          EXIT_OK);
         brute_close(noise.variance, line[3], 1e-8, "variance", 0);

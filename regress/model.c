@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "cli/regress/model.h"
+#include "regress/model.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +26,7 @@ static int take_bandwidths(regress_model *model, io_error *error)
         shares[c] = model->set->deviations[c] ? given : given / deviation;
         if (!(shares[c] >= 1e-100 && shares[c] <= 1e100))
             return io_fail(error, EXIT_USAGE,
-                           "--bandwidth: %g for column '%s' is not within 1e-100 and 1e100 of its standard "
+                           "bandwidth: %g for column '%s' is not within 1e-100 and 1e100 of its standard "
                            "deviation, %g",
                            given, model->names[c], deviation);
         units[c] = deviation * (shares[c] / shares[0]);
@@ -51,7 +51,7 @@ int regress_model_make(regress_model *model, io_error *error)
     if (status) return status == EXIT_INPUT ? EXIT_OK : io_fail(error, status, "%s", model->why.text);
     model->why.exit_status = EXIT_OK;
     for (int e = 0; e < REGRESS_ESTIMATORS; e++)
-        model->with[e] = (regress_smoother){ 1, model->set->ridge, model->set->threads };
+        model->with[e] = (regress_smoother){ 1, model->set->ridge, model->set->threads, model->set->watch };
     if (!model->set->chosen) status = take_bandwidths(model, error);
     if (!status && bins_of(model)) status = regress_table_bin(&model->table, bins_of(model), error);
     if (!status) status = regress_sample_make(&model->sample, &model->table, model->set->seed, error);
@@ -179,7 +179,7 @@ static void give_slopes_units(const regress_model *model, regress_points *points
             points->slopes[c * points->count + i] /= model->table.unit[c];
 }
 
-static int predict(const regress_model *model, regress_points *points, const double *standard, progress *bar,
+static int predict(const regress_model *model, regress_points *points, const double *standard,
                    io_error *error)
 {
     int status = EXIT_OK;
@@ -188,8 +188,7 @@ static int predict(const regress_model *model, regress_points *points, const dou
         regress_wish wish = { .squares = model->set->errors || points->gaps };
         wish.fits[e] = points->fits[e];
         wish.slopes = e == REGRESS_LINEAR ? points->slopes : NULL;
-        status = regress_fit_points(&model->table, model->with[e], standard, points->count, &wish, bar,
-                                    error);
+        status = regress_fit_points(&model->table, model->with[e], standard, points->count, &wish, error);
     }
     if (!status && points->slopes) give_slopes_units(model, points);
     return status;
@@ -203,10 +202,10 @@ int regress_predict(const regress_model *model, regress_points *points, const ch
         return io_fail(error, EXIT_INTERNAL, "out of memory for %lld points", (long long)points->count);
     for (int64_t i = 0; i < cells; i++)
         standard[i] = regress_standardise(&model->table, (int)(i / points->count), points->x[i]);
-    progress bar;
-    progress_begin(&bar, label, points->count * (model->set->wanted[0] + model->set->wanted[1]));
-    const int status = predict(model, points, standard, &bar, error);
-    progress_end(&bar);
+    regress_watch_begin(model->set->watch, label,
+                        points->count * (model->set->wanted[0] + model->set->wanted[1]));
+    const int status = predict(model, points, standard, error);
+    regress_watch_end(model->set->watch);
     free(standard);
     return status;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "cli/regress/table.h"
+#include "regress/table.h"
 
 #include <math.h>
 #include <stdlib.h>

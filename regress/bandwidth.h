@@ -4,10 +4,10 @@
  *
  * Both look at the fits at the rows, which is rows^2 work: for large tables they look at a random sample of
  * the rows, each still fitted from all rows. */
-#ifndef LOAM_CLI_REGRESS_BANDWIDTH_H
-#define LOAM_CLI_REGRESS_BANDWIDTH_H
+#ifndef LOAM_REGRESS_BANDWIDTH_H
+#define LOAM_REGRESS_BANDWIDTH_H
 
-#include "cli/regress/fit.h"
+#include "regress/fit.h"
 
 typedef struct regress_sample {
     int64_t *rows; /* ascending */

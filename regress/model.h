@@ -1,17 +1,15 @@
 /* SPDX-License-Identifier: MIT
- * The parts of `loam regress`: a table and its bandwidths -> fits at points -> CSV, picture, summary.
+ * A model: a table and its bandwidths -> fits at points.
  *
- * A model is the fit of one group of rows; without groups there is one model of all rows. */
-#ifndef LOAM_CLI_REGRESS_MODEL_H
-#define LOAM_CLI_REGRESS_MODEL_H
+ * In the program it is the fit of one group of rows; without groups there is one model of all rows. */
+#ifndef LOAM_REGRESS_MODEL_H
+#define LOAM_REGRESS_MODEL_H
 
-#include "cli/regress/bandwidth.h"
-#include "io/csv.h"
-#include "io/out_file.h"
+#include "regress/bandwidth.h"
 
 #include <math.h>
 
-enum { REGRESS_GROUPS_PICTURED = 6, REGRESS_BINNED_ROWS = 10000 };
+enum { REGRESS_BINNED_ROWS = 10000 };
 
 typedef struct regress_settings {
     bool wanted[REGRESS_ESTIMATORS];
@@ -24,13 +22,14 @@ typedef struct regress_settings {
     int threads;
     int bins; /* per bandwidth, 0: none, -1: as many as the rows ask for */
     uint64_t seed;
+    const regress_watch *watch; /* or NULL */
 } regress_settings;
 
 typedef struct regress_model {
     const regress_settings *set;
     const char *const *names; /* of the x columns, then of y */
     const char *group;        /* the value that its rows share, or NULL */
-    const double *values;     /* [columns + 1, rows] raw: x, then y */
+    const double *values;     /* [columns + 1, rows] raw: x, then y; copied when the model is made */
     int64_t rows;
     int columns;  /* of x */
     io_error why; /* why there is no fit, where exit_status is not 0 */
@@ -51,18 +50,6 @@ int regress_model_estimate(regress_model *model, io_error *error);
 
 /* In the units of the column; as given, where it was given. */
 double regress_bandwidth_of(const regress_model *model, int estimator, int column);
-
-typedef struct regress_data {
-    csv_table raw;   /* the x columns, then y, and the groups */
-    double *grouped; /* the values again, group by group */
-    regress_model *models;
-    int count;
-} regress_data;
-
-/* Reads, and makes the models; it is an error if none can be fitted. */
-int regress_data_read(regress_data *data, const char *path, const csv_request *request,
-                      const regress_settings *set, io_error *error);
-void regress_data_free(regress_data *data);
 
 typedef struct regress_points {
     double *x; /* [columns, count], raw */
@@ -101,17 +88,5 @@ static inline double regress_standard_error(const regress_model *model, regress_
 {
     return model->noise[e].variance < 0 ? -1 : sqrt(model->noise[e].variance * fit->norm2);
 }
-
-/* points: of each model. Header and one line a point. What is not known leaves its fields empty. */
-void regress_write_csv(const regress_data *data, const regress_points *points, FILE *stream);
-
-/* One x column: rows, fits, bands. More: along each column, the others at their medians. */
-int regress_picture(const regress_data *data, const char *path, io_error *error);
-
-void regress_print_summary(const regress_data *data, const regress_points *points, const char *path,
-                           FILE *to);
-/* The same as JSON. */
-int regress_write_json(const regress_data *data, const regress_points *points, const char *path, FILE *to,
-                       io_error *error);
 
 #endif

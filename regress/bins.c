@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "cli/regress/bins.h"
+#include "regress/bins.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -7,11 +7,11 @@
  *     fit = sum_j l_j y_j,   l_j = p_j (1 - rho . (z_j - zbar)),   (C + ridge I) rho = zbar
  *
  * and rho = 0 for the constant. The ridge is relative to normalised weights, in units of the bandwidth. */
-#ifndef LOAM_CLI_REGRESS_FIT_H
-#define LOAM_CLI_REGRESS_FIT_H
+#ifndef LOAM_REGRESS_FIT_H
+#define LOAM_REGRESS_FIT_H
 
-#include "cli/progress.h"
-#include "cli/regress/table.h"
+#include "regress/table.h"
+#include "regress/watch.h"
 
 typedef enum regress_estimator { REGRESS_CONSTANT, REGRESS_LINEAR, REGRESS_ESTIMATORS } regress_estimator;
 
@@ -19,9 +19,10 @@ typedef enum regress_estimator { REGRESS_CONSTANT, REGRESS_LINEAR, REGRESS_ESTIM
 extern const char *const regress_names[REGRESS_ESTIMATORS + 1];
 
 typedef struct regress_smoother {
-    double bandwidth; /* h, > 0, in the units of the table */
-    double ridge;     /* >= 0 */
-    int threads;      /* >= 1; results are the same bits for any number */
+    double bandwidth;           /* h, > 0, in the units of the table */
+    double ridge;               /* >= 0 */
+    int threads;                /* >= 1; results are the same bits for any number */
+    const regress_watch *watch; /* or NULL */
 } regress_smoother;
 
 typedef struct regress_fit {
@@ -41,13 +42,13 @@ typedef struct regress_wish {
     bool squares;                          /* norm2 is wanted */
 } regress_wish;
 
-/* points: [columns, count], standardised. `bar` may be NULL; it gets a step per point. Through bins where the
- * table has them; out of memory is the one error. */
+/* points: [columns, count], standardised. The watch gets a step per point. Through bins where the table has
+ * them; out of memory is the one error. */
 int regress_fit_points(const regress_table *table, regress_smoother with, const double *points, int64_t count,
-                       const regress_wish *wish, progress *bar, io_error *error);
+                       const regress_wish *wish, io_error *error);
 
 /* The fits at rows[i] from all the other rows (count of them); norm2 and own are not computed. */
 int regress_fit_others(const regress_table *table, regress_smoother with, const int64_t *rows, int64_t count,
-                       regress_fit *const fits[REGRESS_ESTIMATORS], progress *bar, io_error *error);
+                       regress_fit *const fits[REGRESS_ESTIMATORS], io_error *error);
 
 #endif

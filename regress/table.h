@@ -2,11 +2,11 @@
  * The table in the units of the fit: each x column less its mean and over its unit, y less its mean. The
  * unit is the standard deviation unless the columns have bandwidths of their own: one bandwidth then means
  * the right thing for all columns, and sums lose no digits to a far origin. */
-#ifndef LOAM_CLI_REGRESS_TABLE_H
-#define LOAM_CLI_REGRESS_TABLE_H
+#ifndef LOAM_REGRESS_TABLE_H
+#define LOAM_REGRESS_TABLE_H
 
-#include "cli/regress/sums.h"
 #include "io/error.h"
+#include "regress/sums.h"
 
 typedef struct regress_table {
     regress_rows rows; /* standardised */

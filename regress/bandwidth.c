@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "cli/regress/bandwidth.h"
+#include "regress/bandwidth.h"
 
 #include <Random123/philox.h>
 #include <math.h>
@@ -49,7 +49,6 @@ typedef struct search {
     regress_smoother with;
     const regress_sample *sample;
     regress_fit *fits[REGRESS_ESTIMATORS];
-    progress bar;
     int status; /* of the first failure */
     io_error *error;
 } search;
@@ -74,8 +73,7 @@ static void evaluate(search *s, double bandwidth, const bool wanted[REGRESS_ESTI
         fits[e] = wanted[e] ? s->fits[e] : NULL;
     s->with.bandwidth = bandwidth;
     if (!s->status)
-        s->status = regress_fit_others(s->table, s->with, s->sample->rows, s->sample->count, fits, &s->bar,
-                                       s->error);
+        s->status = regress_fit_others(s->table, s->with, s->sample->rows, s->sample->count, fits, s->error);
     const double floor = 1e-20 * s->table->y_deviation * s->table->y_deviation;
     for (int e = 0; e < REGRESS_ESTIMATORS; e++)
         if (wanted[e]) scores[e] = fmax(mean_square(s, fits[e]), floor);
@@ -143,7 +141,7 @@ static void run_search(search *s, const bool wanted[REGRESS_ESTIMATORS],
     int refinements = 0;
     for (int e = 0; e < REGRESS_ESTIMATORS; e++)
         refinements += wanted[e];
-    progress_begin(&s->bar, "bandwidth", (GRID + SECTIONS * refinements) * s->sample->count);
+    regress_watch_begin(s->with.watch, "bandwidth", (GRID + SECTIONS * refinements) * s->sample->count);
     scan_grid(s, wanted, brackets);
     for (int e = 0; e < REGRESS_ESTIMATORS; e++) {
         if (!wanted[e]) continue;
@@ -153,7 +151,7 @@ static void run_search(search *s, const bool wanted[REGRESS_ESTIMATORS],
                                        .score = b->score,
                                        .smallest = b->best<0.1, .largest = b->best> GRID - 1.1 };
     }
-    progress_end(&s->bar);
+    regress_watch_end(s->with.watch);
 }
 
 int regress_choose_bandwidth(const regress_table *table, regress_smoother with, const regress_sample *sample,
@@ -209,14 +207,14 @@ int regress_estimate_noise(const regress_table *table, regress_smoother with, co
     search s = { .table = table, .with = with, .sample = sample };
     regress_wish wish = { .squares = true };
     wish.fits[estimator] = fits;
-    progress_begin(&s.bar, "noise", 2 * sample->count);
-    int status = regress_fit_points(table, with, points, sample->count, &wish, &s.bar, error);
+    regress_watch_begin(with.watch, "noise", 2 * sample->count);
+    int status = regress_fit_points(table, with, points, sample->count, &wish, error);
     if (!status) {
         *noise = noise_of(table, sample, fits);
-        status = regress_fit_others(table, with, sample->rows, sample->count, wish.fits, &s.bar, error);
+        status = regress_fit_others(table, with, sample->rows, sample->count, wish.fits, error);
     }
     if (!status) noise->score = mean_square(&s, fits);
-    progress_end(&s.bar);
+    regress_watch_end(with.watch);
     free(points);
     free(fits);
     return status;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "cli/regress/sums.h"
+#include "regress/sums.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +14,7 @@ enum { TILE_ROWS = 512 };
 #define TARGET
 #define LANES 2
 #define FMA(a, b, c) ((a) * (b) + (c))
-#include "cli/regress/sums.inc"
+#include "regress/sums.inc"
 
 #if defined __x86_64__
 #include <immintrin.h>
@@ -23,13 +23,13 @@ enum { TILE_ROWS = 512 };
 #define TARGET __attribute__((target("avx2,fma")))
 #define LANES 4
 #define FMA(a, b, c) ((vec_avx2)_mm256_fmadd_pd((__m256d)(a), (__m256d)(b), (__m256d)(c)))
-#include "cli/regress/sums.inc"
+#include "regress/sums.inc"
 
 #define NAME(x) x##_avx512
 #define TARGET __attribute__((target("avx512f,avx512dq,fma")))
 #define LANES 8
 #define FMA(a, b, c) ((vec_avx512)_mm512_fmadd_pd((__m512d)(a), (__m512d)(b), (__m512d)(c)))
-#include "cli/regress/sums.inc"
+#include "regress/sums.inc"
 #endif
 
 regress_engine regress_engine_choose(void)

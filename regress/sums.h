@@ -5,10 +5,10 @@
  * and tilt = 0 that is the Gaussian kernel around the centre. For a query far from all rows every such
  * weight would underflow; then the centre is the row c nearest to the query q and tilt = (c - q)/h^2, which
  * gives the same weights divided by that of row c. */
-#ifndef LOAM_CLI_REGRESS_SUMS_H
-#define LOAM_CLI_REGRESS_SUMS_H
+#ifndef LOAM_REGRESS_SUMS_H
+#define LOAM_REGRESS_SUMS_H
 
-#include "cli/regress/bins.h"
+#include "regress/bins.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "cli/regress/fit.h"
+#include "regress/fit.h"
 
 #include <math.h>
 #include <string.h>
@@ -28,7 +28,6 @@ typedef struct fit_job {
     int64_t count;
     regress_wish wish;
     const regress_bins *bins; /* or NULL */
-    progress *bar;
 } fit_job;
 
 static double point_at(const fit_job *job, int column, int64_t index)
@@ -372,10 +371,8 @@ static void fit_all(const fit_job *job)
         if (!job->bins) fit_block(job, first);
         for (int64_t index = first; job->bins && index < end; index++)
             fit_binned(job, index);
-        if (job->bar) {
-#pragma omp critical(regress_progress)
-            progress_add(job->bar, end - first);
-        }
+#pragma omp critical(regress_watch)
+        regress_watch_add(job->with.watch, end - first);
     }
 }
 
@@ -399,22 +396,19 @@ static int run_job(fit_job job, io_error *error)
 }
 
 int regress_fit_points(const regress_table *table, regress_smoother with, const double *points, int64_t count,
-                       const regress_wish *wish, progress *bar, io_error *error)
+                       const regress_wish *wish, io_error *error)
 {
-    return run_job(
-        (fit_job){
-            .table = table, .with = with, .points = points, .count = count, .wish = *wish, .bar = bar },
-        error);
+    return run_job((fit_job){ .table = table, .with = with, .points = points, .count = count, .wish = *wish },
+                   error);
 }
 
 int regress_fit_others(const regress_table *table, regress_smoother with, const int64_t *rows, int64_t count,
-                       regress_fit *const fits[REGRESS_ESTIMATORS], progress *bar, io_error *error)
+                       regress_fit *const fits[REGRESS_ESTIMATORS], io_error *error)
 {
     return run_job((fit_job){ .table = table,
                               .with = with,
                               .rows = rows,
                               .count = count,
-                              .wish = { .fits = { fits[0], fits[1] } },
-                              .bar = bar },
+                              .wish = { .fits = { fits[0], fits[1] } } },
                    error);
 }

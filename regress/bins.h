@@ -10,8 +10,8 @@
  * its reach, not over the rows. This is binning (Fan and Marron 1994) with as many moments as it takes for
  * the place of a row in its bin not to be lost: the expansion of the fast Gauss transform (Greengard and
  * Strain 1991). */
-#ifndef LOAM_CLI_REGRESS_BINS_H
-#define LOAM_CLI_REGRESS_BINS_H
+#ifndef LOAM_REGRESS_BINS_H
+#define LOAM_REGRESS_BINS_H
 
 #include "io/error.h"
 
