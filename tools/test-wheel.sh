@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 # Builds the wheel of loam-attn with pip, as a user's machine would but for CUDA, installs it into an empty
 # environment in build/wheel and runs python/tests on it: test-wheel.sh [torch], then with PyTorch,
-# transformers and flash-linear-attention there too (5 GB). Needs PyPI; where that is out of reach it says so
-# and does no more.
+# transformers and flash-linear-attention there too (5 GB), and what Regressor and plots are tested with.
+# Needs PyPI; where that is out of reach it says so and does no more.
 set -eu
 cd "$(dirname "$0")/.."
 python=${PYTHON:-/usr/bin/python3}
@@ -19,7 +19,7 @@ fi
 $pip wheel -q --no-deps --config-settings=cmake.define.LOAM_CUDA=OFF -w "$work/dist" .
 $pip install -q "$work"/dist/loam_attn-*.whl pytest ml_dtypes
 if [ "${1:-}" = torch ]; then
-    $pip install -q torch transformers flash-linear-attention
+    $pip install -q torch transformers flash-linear-attention scikit-learn statsmodels pandas matplotlib
 fi
 ls -l "$work"/dist
 # From elsewhere, so that nothing but the wheel can be imported.

@@ -2,7 +2,7 @@
  * The extension module loam_attn._core: one call of loam.h on arrays of NumPy or tensors of PyTorch, told
  * apart by their names alone; what a mechanism does not have, the library refuses. Arrays are read where they
  * lie, but those whose channels are not contiguous, which are copied. Plans are cached by problem; the GIL
- * guards the cache and is released while a plan runs.
+ * guards the cache and is released while a plan runs. Beside it, local regression on tables.
  */
 #ifndef LOAM_PYTHON_CORE_H
 #define LOAM_PYTHON_CORE_H
@@ -223,5 +223,9 @@ PyObject *kernels(PyObject *module, PyObject *unused);
 PyObject *mechanisms(PyObject *module, PyObject *unused);
 PyObject *cpu_features(PyObject *module, PyObject *unused);
 PyObject *projection(PyObject *module, PyObject *const *args, Py_ssize_t count);
+
+/* regress.c */
+PyObject *regress_fit_table(PyObject *module, PyObject *args);
+PyObject *regress_fits_at(PyObject *module, PyObject *args);
 
 #endif

@@ -53,12 +53,14 @@ from loam_attn.recurrent import (
     retention,
     ssd,
 )
+from loam_attn.regression import Regressor
 
 __version__: str = _core.version
 __all__ = [
     "Cache",
     "Kernel",
     "Mechanism",
+    "Regressor",
     "cpu_features",
     "delta_rule",
     "forgetting_attention",

@@ -20,6 +20,30 @@ def rope(
     stream: int,
     /,
 ) -> Any: ...
+def regress_fit(
+    values: np.ndarray,
+    rows: int,
+    columns: int,
+    names: tuple[str, ...],
+    linear: bool,
+    bandwidth: np.ndarray | None,
+    deviations: bool,
+    ridge: float,
+    errors: bool,
+    bins: int,
+    seed: int,
+    /,
+) -> tuple[object, tuple[float, ...], float, float, float, float, int, str | None]: ...
+def regress_predict(
+    model: object,
+    x: np.ndarray,
+    count: int,
+    variance: float,
+    value: np.ndarray | None,
+    error: np.ndarray | None,
+    slopes: np.ndarray | None,
+    /,
+) -> None: ...
 def use_torch(torch: ModuleType, /) -> None: ...
 def set_num_threads(threads: int, /) -> None: ...
 def get_num_threads() -> int: ...

@@ -152,8 +152,9 @@ def test_a_refused_call_leaves_nothing():
     x.append(0)
 
 
-def test_the_tour_of_the_page_runs():
+def test_the_tour_of_the_page_runs(monkeypatch):
     page = Path(__file__).parents[2] / "docs" / "python.md"
+    monkeypatch.chdir(page.parents[1])
     blocks = re.findall("```python\n(.*?)```", page.read_text(), re.S)
     # Those of PyTorch are a test of their own (test_torch.py).
     exec("\n".join(block for block in blocks if "torch" not in block), {})
