@@ -127,7 +127,8 @@ def fit(
     errors, and the rows.
 
     X [rows, columns] and y [rows] are what is drawn as points, and say how far the curve goes. The band is
-    pointwise, of the mean, and is left out where the model has no standard errors.
+    pointwise, of the mean, and is left out where the model has no standard errors. Of several columns there
+    are gaps where the fit is less certain than the y of a single row.
 
     >>> from loam_attn import Regressor
     >>> x = np.linspace(0, 6, 50)[:, None]
@@ -150,6 +151,9 @@ def fit(
     errors = bool(np.isfinite(getattr(model, "noise_", np.nan)))
     found = model.predict(at, return_std=errors)
     value, error = found if errors else (found, None)
+    if error is not None and table.shape[1] > 1:
+        # As the program's grids: no fit where it is less certain than the y of one row.
+        value[error > model.noise_] = np.nan
     ax = _axes(ax)
     ax.plot(table[:, column], target, ".", color=_ROWS, markersize=3, label="rows")
     if error is not None:
