@@ -79,7 +79,7 @@ def train(name, arguments):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--quick", action="store_true", help="20 steps: does it run?")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", default="train_regression.png", help="the picture")
