@@ -29,8 +29,3 @@ int distill_arm_find(const char *name)
 }
 
 bool distill_arm_has_features(const distill_arm *a) { return a->form >= FORM_DRAWN; }
-
-bool distill_arm_is_seeded(const distill_arm *a)
-{
-    return distill_arm_has_features(a) && a->start != STUDENT_UNIFORM;
-}

@@ -25,8 +25,7 @@ typedef struct distill_arm {
 const distill_arm *distill_arm_at(int index); /* in the order of tables; NULL beyond the last */
 int distill_arm_find(const char *name);       /* -1: none is called so */
 
-/* Does a student make it? Does the seed change it? */
+/* Does a student make it? */
 bool distill_arm_has_features(const distill_arm *a);
-bool distill_arm_is_seeded(const distill_arm *a);
 
 #endif

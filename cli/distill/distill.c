@@ -106,7 +106,7 @@ static int read_request(request *r, int argc, char **argv, const char **model, b
           "of log alpha; default 0.05" },
         { "seed", OPTION_INT, &r->seed, 0, 9e15, "N", "of draws and orders; default 0" },
         { "out", OPTION_TEXT, &r->out, 0, 0, "DIR",
-          "the student as a model, results.csv, and training.safetensors to go on from; default none" },
+          "the student as a model, results.csv, windows.csv, training.safetensors; default none" },
         { "weights", OPTION_TEXT, &r->words.weights, 0, 0, "TYPE",
           "in memory: f32, bf16 or f16; default: the file's type, of 4- and 8-bit files f32" },
         { "tokenizer", OPTION_TEXT, &r->words.tokenizer, 0, 0, "PATH",
@@ -419,18 +419,38 @@ static int write_csv(const command *c, const char *path, io_error *error)
     return out_commit(file, error);
 }
 
+/* Sums over windows of each attention, by which those of two runs are compared in pairs. */
+static int write_windows(const command *c, const char *path, io_error *error)
+{
+    const trial *t = &c->trial;
+    out_file *file;
+    const int status = out_open(&file, path, error);
+    if (status) return status;
+    FILE *out = out_stream(file);
+    fprintf(out, "attention,window,text,%s\n", c->encoder ? "scored,less" : "tokens,nll");
+    for (int arm = 0; arm < t->count; arm++)
+        for (int64_t n = 0; n < c->plan.window_count; n++) {
+            const ridge_window *w = &c->plan.windows[n];
+            fprintf(out, "%s,%" PRId64 ",%d,%" PRId64 ",%.17g\n", t->names[arm], n, w->text, w->at.scored,
+                    t->sums[arm][n]);
+        }
+    return out_commit(file, error);
+}
+
 static int run(command *c, io_error *error)
 {
     const char *const out = c->r->out;
-    char checkpoint[EXPERIMENT_PATH], csv[EXPERIMENT_PATH], hybrid[EXPERIMENT_PATH];
+    char checkpoint[EXPERIMENT_PATH], csv[EXPERIMENT_PATH], windows[EXPERIMENT_PATH], hybrid[EXPERIMENT_PATH];
     snprintf(checkpoint, sizeof checkpoint, "%s/training.safetensors", out ? out : "");
     snprintf(csv, sizeof csv, "%s/results.csv", out ? out : "");
+    snprintf(windows, sizeof windows, "%s/windows.csv", out ? out : "");
     snprintf(hybrid, sizeof hybrid, "%s/hybrid.safetensors", out ? out : "");
     int status = open_all(c, error);
     if (!status && out) status = experiment_make_directories(out, error);
     if (!status) status = measure_all(c, out ? checkpoint : NULL, error);
     if (!status) status = measure_hybrids(c, out ? hybrid : NULL, error);
     if (!status) print(c);
+    if (!status && out) status = write_windows(c, windows, error);
     return !status && out ? write_csv(c, csv, error) : status;
 }
 

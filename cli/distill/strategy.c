@@ -11,7 +11,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 struct strategy {
     const char *name;
@@ -41,13 +40,6 @@ const strategy *strategy_at(int index)
     return index >= 0 && index < STRATEGIES ? &strategies[index] : NULL;
 }
 const char *strategy_name(int index) { return strategy_at(index) ? strategies[index].name : NULL; }
-
-int strategy_find(const char *name)
-{
-    for (int i = 0; i < STRATEGIES; i++)
-        if (strcmp(strategies[i].name, name) == 0) return i;
-    return -1;
-}
 
 static int share_alike(const strategy_problem *p, shares *s, bool *whole, io_error *error)
 {

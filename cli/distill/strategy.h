@@ -10,7 +10,6 @@
 typedef struct strategy strategy;
 const strategy *strategy_at(int index); /* NULL beyond the last */
 const char *strategy_name(int index);   /* NULL beyond the last */
-int strategy_find(const char *name);    /* -1: none is called so */
 
 enum { STRATEGY_POINTS = 6 }; /* numbers of features that are measured: a unit, then twice as many each */
 

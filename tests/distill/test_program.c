@@ -25,6 +25,15 @@ static double nll_of(const outcome *told, const char *name)
     return strtod(at + strlen(line), NULL);
 }
 
+/* Sums over windows give what results.csv says of each attention. */
+static void check_windows(void)
+{
+    assert_true(shell_holds(
+        "awk -F, 'FNR == 1 { next } FILENAME ~ /windows/ { n[$1] += $4; x[$1] += $5; next } "
+        "{ rows++; d = x[$1] / n[$1] - $2; if (d * d > 1e-16) exit 1 } END { if (rows != 9) exit 1 }' "
+        "a/windows.csv a/results.csv"));
+}
+
 /* Rows of all attentions, as of loam lm eval where it is softmax; one layer alone is less of a change. */
 static void test_table(void **state)
 {
@@ -54,6 +63,7 @@ static void test_table(void **state)
     assert_non_null(strstr(all.out, "3 windows of 16 tokens calibrate"));
     const outcome rows = run_shell("awk -F, 'NR > 1 && NF == 5' a/results.csv | wc -l");
     assert_int_equal(atoi(rows.out), 9);
+    check_windows();
 }
 
 /* Sinks and a window beside features: rows of their own, drawn and trained, which goes on where it was. */
