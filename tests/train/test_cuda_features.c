@@ -182,8 +182,15 @@ static void run_exactly(scene *s, int64_t h)
 {
     numbers_of_head *const of = &s->want[h];
     const int64_t T = s->is.tokens, d = s->is.channels, M = s->is.features[h];
-    feature_loss loss = { s->is.kind, s->is.causal, 0,    s->is.sinks, s->is.window, 0, T, d,
-                          M,          NULL,         NULL, of->z,       of->log_alpha };
+    feature_loss loss = { .kind = s->is.kind,
+                          .causal = s->is.causal,
+                          .sinks = s->is.sinks,
+                          .window = s->is.window,
+                          .tokens = T,
+                          .channels = d,
+                          .features = M,
+                          .z = of->z,
+                          .log_alpha = of->log_alpha };
     double *const work = memory_zeroed(feature_loss_doubles(&loss), sizeof *work);
     if (s->is.kind == FEATURE_LOSS_L2) loss.largest = largest_of(s, of);
     for (int i = 0; i < BATCH; i++)
