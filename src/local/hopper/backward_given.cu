@@ -35,11 +35,10 @@ template <int DIM, bool PROBED> struct given_backward_shape {
     static constexpr int blocks = keys / 8, steps = keys / 16;
     static constexpr int stages = !PROBED && DIM == 128 ? 4 : 8;
     static constexpr int row_tiles = PROBED ? 3 : 2;
-    static constexpr int row_stages = DIM == 64 ? 2 : 1;
 };
 
-/* Whether thread blocks may stay: where there is room for the rows of two blocks, and registers. */
-template <int DIM, bool DECAYED> constexpr bool given_stays = DIM == 64 && !DECAYED;
+/* Blocks whose rows are in shared memory at once, where thread blocks stay. */
+template <bool STAYS> constexpr int row_stages = STAYS ? 2 : 1;
 
 /* Rows of a block. */
 template <int DIM, bool PROBED> struct given_backward_rows {
@@ -48,16 +47,16 @@ template <int DIM, bool PROBED> struct given_backward_rows {
     __nv_bfloat16 probe[PROBED ? GIVEN_GROUPS : 1][PROBED ? DIM * TILE_SIDE : TILE_SIDE * 8];
 };
 
-template <int DIM, bool PROBED, bool DECAYED> struct given_backward_shared {
+template <int DIM, bool PROBED, bool DECAYED, bool STAYS> struct given_backward_shared {
     typedef given_backward_shape<DIM, PROBED> tile_shape;
-    given_backward_rows<DIM, PROBED> rows[tile_shape::row_stages];
+    given_backward_rows<DIM, PROBED> rows[row_stages<STAYS>];
     __nv_bfloat16 stage[tile_shape::stages][DIM * tile_shape::keys];
     decay_tile<DECAYED, tile_shape::keys>
         decay[tile_shape::stages / 2]; /* of the keys, in every other stage */
 };
 
-template <int DIM, bool PROBED> struct given_backward_barriers {
-    ring_barriers<given_backward_shape<DIM, PROBED>::row_stages> rows;
+template <int DIM, bool PROBED, bool STAYS> struct given_backward_barriers {
+    ring_barriers<row_stages<STAYS>> rows;
     ring_barriers<given_backward_shape<DIM, PROBED>::stages> ring;
 };
 
@@ -91,15 +90,15 @@ static __device__ __forceinline__ void prefetch_saved(const loam_problem &p, con
 }
 
 /* The rows of a block, then its tiles. */
-template <int DIM, bool PROBED, bool DECAYED>
-static __device__ __forceinline__ void produce_block(given_backward_shared<DIM, PROBED, DECAYED> &sm,
-                                                     given_backward_barriers<DIM, PROBED> &bar,
+template <int DIM, bool PROBED, bool DECAYED, bool STAYS>
+static __device__ __forceinline__ void produce_block(given_backward_shared<DIM, PROBED, DECAYED, STAYS> &sm,
+                                                     given_backward_barriers<DIM, PROBED, STAYS> &bar,
                                                      const given_backward_maps &maps, const loam_args &a,
                                                      const row_block &block, unsigned row_count,
                                                      unsigned &count)
 {
     typedef given_backward_shape<DIM, PROBED> tile_shape;
-    given_backward_rows<DIM, PROBED> &rows = sm.rows[row_count % tile_shape::row_stages];
+    given_backward_rows<DIM, PROBED> &rows = sm.rows[row_count % row_stages<STAYS>];
     uint64_t *const rows_full = ring_acquire(bar.rows, row_count, tile_shape::row_tiles * sizeof rows.query);
     load_rows_of_groups<DIM>(rows.query, maps.q, block, rows_full);
     load_rows_of_groups<DIM>(rows.grad_o, maps.grad_o, block, rows_full);
@@ -402,17 +401,17 @@ static __device__ __forceinline__ void skip_tiles(ring_barriers<STAGES> &ring, u
 }
 
 /* The sweep of a consumer warpgroup over the tiles of the block, from stage number `count` on. */
-template <int DIM, bool PROBED, bool SCALED, bool DECAYED>
+template <int DIM, bool PROBED, bool SCALED, bool DECAYED, bool STAYS>
 static __device__ __forceinline__ void sweep_rows(row_gradients<DIM, PROBED> &f, scale_sums &sums,
-                                                  given_backward_shared<DIM, PROBED, DECAYED> &sm,
-                                                  given_backward_barriers<DIM, PROBED> &bar,
+                                                  given_backward_shared<DIM, PROBED, DECAYED, STAYS> &sm,
+                                                  given_backward_barriers<DIM, PROBED, STAYS> &bar,
                                                   const row_block &block, const row_constants &rows,
                                                   unsigned row_count, unsigned &count)
 {
     typedef given_backward_shape<DIM, PROBED> tile_shape;
     constexpr int in_flight = PROBED ? 2 : 1;
     const int group = threadIdx.x / THREADS;
-    const given_backward_rows<DIM, PROBED> &own = sm.rows[row_count % tile_shape::row_stages];
+    const given_backward_rows<DIM, PROBED> &own = sm.rows[row_count % row_stages<STAYS>];
     tile_products<DIM, PROBED> tile;
     int j = block.first;
     for (; j < rows.last; j += tile_shape::keys, count += 2) {
@@ -595,9 +594,9 @@ static __device__ __forceinline__ void put_rows(const row_gradients<DIM, PROBED>
 }
 
 /* All blocks of a consumer warpgroup. */
-template <int DIM, bool PROBED, bool SCALED, bool DECAYED>
-static __device__ __forceinline__ void consume_rows(given_backward_shared<DIM, PROBED, DECAYED> &sm,
-                                                    given_backward_barriers<DIM, PROBED> &bar,
+template <int DIM, bool PROBED, bool SCALED, bool DECAYED, bool STAYS>
+static __device__ __forceinline__ void consume_rows(given_backward_shared<DIM, PROBED, DECAYED, STAYS> &sm,
+                                                    given_backward_barriers<DIM, PROBED, STAYS> &bar,
                                                     const loam_problem &p, const loam_args &a,
                                                     const local_saved &saved, const row_arrays &arrays,
                                                     unsigned blocks)
@@ -605,15 +604,14 @@ static __device__ __forceinline__ void consume_rows(given_backward_shared<DIM, P
     typedef given_backward_shape<DIM, PROBED> tile_shape;
     const int group = threadIdx.x / THREADS;
     unsigned row_count = 0, count = 0;
-    for (unsigned round = 0; has_round<given_stays<DIM, DECAYED>>(blocks, round); round++) {
+    for (unsigned round = 0; has_round<STAYS>(blocks, round); round++) {
         const unsigned n = block_of_round(blocks, round);
         if (n >= blocks) continue;
         const row_block block = row_block_at<GIVEN_ROWS>(p, a, n);
         if (block.rows <= 0) continue;
         const row_pair r = row_pair_of(p, block);
         row_constants rows = row_constants_of<DIM, PROBED>(
-            sm.rows[row_count % tile_shape::row_stages].grad_o[group], bar.rows, row_count, p, saved, block,
-            r);
+            sm.rows[row_count % row_stages<STAYS>].grad_o[group], bar.rows, row_count, p, saved, block, r);
         if constexpr (DECAYED) {
             const local_decay_pair *const sums = decay_sums(a, block.s, block.h);
             rows.first_odd = (int)(decay_origin(a, block.s, block.h) % 2);
@@ -622,21 +620,21 @@ static __device__ __forceinline__ void consume_rows(given_backward_shared<DIM, P
         scale_sums sums = {};
         if (SCALED) sums = scale_sums_begin(rows, p);
         row_gradients<DIM, PROBED> f = {};
-        sweep_rows<DIM, PROBED, SCALED, DECAYED>(f, sums, sm, bar, block, rows, row_count++, count);
+        sweep_rows<DIM, PROBED, SCALED, DECAYED, STAYS>(f, sums, sm, bar, block, rows, row_count++, count);
         put_rows<DIM, PROBED, SCALED, DECAYED>(f, sums, rows, p, a, saved, arrays, block, r);
     }
 }
 
-template <int DIM, bool PROBED, bool SCALED, bool DECAYED>
+template <int DIM, bool PROBED, bool SCALED, bool DECAYED, bool STAYS>
 __global__ void __launch_bounds__(GIVEN_THREADS, 1)
     given_rows_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                              const local_saved saved, const row_arrays arrays, const unsigned blocks,
                              const __grid_constant__ given_backward_maps maps)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
-    __shared__ given_backward_barriers<DIM, PROBED> bar;
-    given_backward_shared<DIM, PROBED, DECAYED> &sm = *(
-        given_backward_shared<DIM, PROBED, DECAYED> *)swizzled_memory;
+    __shared__ given_backward_barriers<DIM, PROBED, STAYS> bar;
+    given_backward_shared<DIM, PROBED, DECAYED, STAYS> &sm = *(
+        given_backward_shared<DIM, PROBED, DECAYED, STAYS> *)swizzled_memory;
     if (threadIdx.x == 0) {
         ring_init(bar.rows, GIVEN_GROUPS * 4);
         ring_init(bar.ring, GIVEN_GROUPS * 4);
@@ -647,29 +645,29 @@ __global__ void __launch_bounds__(GIVEN_THREADS, 1)
         registers_release<24>();
         if (threadIdx.x != GIVEN_GROUPS * THREADS) return;
         unsigned row_count = 0, count = 0;
-        for_each_block<given_stays<DIM, DECAYED>>(blocks, [&](unsigned n) {
+        for_each_block<STAYS>(blocks, [&](unsigned n) {
             const row_block block = row_block_at<GIVEN_ROWS>(p, a, n);
             if (block.rows <= 0) return;
-            if (given_stays<DIM, DECAYED> && row_count > 0) prefetch_saved<DIM, PROBED>(p, saved, block);
+            if (STAYS && row_count > 0) prefetch_saved<DIM, PROBED>(p, saved, block);
             produce_block(sm, bar, maps, a, block, row_count++, count);
         });
     } else {
         registers_acquire<240>();
         if (threadIdx.x >= THREADS) pingpong_arrive(1);
-        consume_rows<DIM, PROBED, SCALED, DECAYED>(sm, bar, p, a, saved, arrays, blocks);
+        consume_rows<DIM, PROBED, SCALED, DECAYED, STAYS>(sm, bar, p, a, saved, arrays, blocks);
     }
 }
 
 /* ------------------------------------------------------------------ the launches */
 
-template <int DIM, bool PROBED, bool SCALED, bool DECAYED>
+template <int DIM, bool PROBED, bool SCALED, bool DECAYED, bool STAYS>
 static loam_status launch(const loam_problem *p, const loam_args *a, const row_arrays *rows,
                           loam_error *error)
 {
     typedef given_backward_shape<DIM, PROBED> tile_shape;
     const int64_t blocks = (p->len_q + GIVEN_ROWS - 1) / GIVEN_ROWS * p->batch * p->heads_q;
     int64_t grid;
-    TRY(cuda_grid_that_stays(blocks, given_stays<DIM, DECAYED> && p->len_q <= GIVEN_SHORT, &grid, error));
+    TRY(cuda_grid_that_stays(blocks, STAYS, &grid, error));
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
     given_backward_maps maps = {};
     TRY(query_map_make(&maps.q, p, &a->q, TILE_SIDE, error));
@@ -677,10 +675,10 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const row_a
     if (PROBED) TRY(query_map_make(&maps.probe, p, &a->probe, TILE_SIDE, error));
     TRY(key_map_make(&maps.k, p, &a->k, tile_shape::keys, error));
     TRY(key_map_make(&maps.v, p, &a->v, tile_shape::keys, error));
-    constexpr size_t shared = sizeof(given_backward_shared<DIM, PROBED, DECAYED>);
-    TRY(cuda_allow_shared((const void *)given_rows_kernel_hopper<DIM, PROBED, SCALED, DECAYED>, shared,
+    constexpr size_t shared = sizeof(given_backward_shared<DIM, PROBED, DECAYED, STAYS>);
+    TRY(cuda_allow_shared((const void *)given_rows_kernel_hopper<DIM, PROBED, SCALED, DECAYED, STAYS>, shared,
                           error));
-    given_rows_kernel_hopper<DIM, PROBED, SCALED, DECAYED>
+    given_rows_kernel_hopper<DIM, PROBED, SCALED, DECAYED, STAYS>
         <<<(unsigned)grid, GIVEN_THREADS, shared, (cudaStream_t)a->stream>>>(*p, *a, saved, *rows,
                                                                              (unsigned)blocks, maps);
     return cuda_launched("given_rows_kernel_hopper", error);
@@ -690,8 +688,11 @@ template <int DIM, bool PROBED, bool SCALED>
 static loam_status launch_decayed(const loam_problem *p, const loam_args *a, const row_arrays *rows,
                                   loam_error *error)
 {
-    return p->decay ? launch<DIM, PROBED, SCALED, true>(p, a, rows, error)
-                    : launch<DIM, PROBED, SCALED, false>(p, a, rows, error);
+    if (p->decay) return launch<DIM, PROBED, SCALED, true, false>(p, a, rows, error);
+    /* With 128 channels there is no room for the rows of two blocks. */
+    if constexpr (DIM == 64)
+        if (p->len_q <= GIVEN_SHORT) return launch<DIM, PROBED, SCALED, false, true>(p, a, rows, error);
+    return launch<DIM, PROBED, SCALED, false, false>(p, a, rows, error);
 }
 
 template <int DIM, bool PROBED>

@@ -577,7 +577,7 @@ template <int DIM, int DIRECTIONS> struct key_task {
 };
 
 /* Block number block_count of a consumer warpgroup, from stage number `count` on. */
-template <int DIM, int DIRECTIONS, bool DECAYED>
+template <int DIM, int DIRECTIONS, bool DECAYED, bool STAYS>
 static __device__ __forceinline__ void consume_block(key_pass_shared<DIM, DIRECTIONS> &sm,
                                                      const loam_problem &p, const loam_args &a,
                                                      const key_task<DIM, DIRECTIONS> &task, bool by_max,
@@ -603,15 +603,15 @@ static __device__ __forceinline__ void consume_block(key_pass_shared<DIM, DIRECT
     ring_wait(sm.key_ring, block_count);
     wg.keys.load(sm.keys[group]);
     wg.values.load(sm.values[group]);
-    if constexpr (held && !DECAYED) ring_release(sm.key_ring, block_count);
+    if constexpr (held && STAYS) ring_release(sm.key_ring, block_count);
     consume_tiles(sum, wg, a);
-    if constexpr (!held && !DECAYED) ring_release(sm.key_ring, block_count);
+    if constexpr (!held && STAYS) ring_release(sm.key_ring, block_count);
     count = wg.count;
     put_key_gradients(sum, wg, a);
     if constexpr (DECAYED) put_last_decay_sums(wg, (int)(p.heads_q / p.heads_kv), a);
 }
 
-template <int DIM, int DIRECTIONS, bool DECAYED>
+template <int DIM, int DIRECTIONS, bool DECAYED, bool STAYS>
 __global__ void __launch_bounds__(KEY_THREADS, 1)
     key_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                       const row_arrays arrays, const key_directions directions, const unsigned blocks,
@@ -624,28 +624,29 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
     __syncthreads();
     const bool by_max = tile_shape::solved && p.ridge_unit == LOAM_RIDGE_MAX;
     const unsigned group = warp_uniform(threadIdx.x / 128), warp = warp_uniform(threadIdx.x % 128 / 32);
+    constexpr unsigned term_warps = STAYS ? tile_shape::term_warps : 1;
     unsigned block_count = 0, count = 0, turn = warp - 1;
     if (group == KEY_GROUPS) {
         registers_release<24>();
-        if (warp == 0 ? threadIdx.x % 32 != 0 : warp > tile_shape::term_warps) return;
-        for_each_block<!DECAYED>(blocks, [&](unsigned n) {
+        if (warp == 0 ? threadIdx.x % 32 != 0 : warp > term_warps) return;
+        for_each_block<STAYS>(blocks, [&](unsigned n) {
             const key_task<DIM, DIRECTIONS> task(p, a, arrays, n);
             if (task.block.stored <= 0) return;
             if (warp == 0)
                 produce_tiles<DIM, DIRECTIONS>(sm, maps, task.block, task.v, task.t, block_count++, count);
             else
-                produce_terms<DIM, DIRECTIONS, DECAYED>(sm, p, a, arrays, directions, task.block, task.v,
-                                                        by_max, task.t, turn, count);
+                produce_terms<DIM, DIRECTIONS, DECAYED, term_warps>(sm, p, a, arrays, directions, task.block,
+                                                                    task.v, by_max, task.t, turn, count);
         });
         return;
     }
     registers_acquire<240>();
-    for (unsigned round = 0; has_round<!DECAYED>(blocks, round); round++) {
+    for (unsigned round = 0; has_round<STAYS>(blocks, round); round++) {
         const unsigned n = block_of_round(blocks, round);
         if (n >= blocks) continue;
         const key_task<DIM, DIRECTIONS> task(p, a, arrays, n);
         if (task.block.stored <= 0) continue;
-        consume_block<DIM, DIRECTIONS, DECAYED>(sm, p, a, task, by_max, group, block_count++, count);
+        consume_block<DIM, DIRECTIONS, DECAYED, STAYS>(sm, p, a, task, by_max, group, block_count++, count);
     }
 }
 
@@ -698,15 +699,14 @@ static loam_status make_maps(key_maps *maps, const loam_problem *p, const loam_a
     return LOAM_OK;
 }
 
-template <int DIM, int DIRECTIONS, bool DECAYED>
+template <int DIM, int DIRECTIONS, bool DECAYED, bool STAYS>
 static loam_status launch(const loam_problem *p, const loam_args *a, const row_arrays *rows, void *memory,
                           loam_error *error)
 {
     const int64_t blocks = (p->len_kv + KEY_ROWS - 1) / KEY_ROWS * p->batch * p->heads_kv;
     const cudaStream_t stream = (cudaStream_t)a->stream;
     int64_t grid;
-    const bool stays = !DECAYED && p->len_kv <= KEY_SHORT && p->len_q <= KEY_SHORT;
-    TRY(cuda_grid_that_stays(blocks, stays, &grid, error));
+    TRY(cuda_grid_that_stays(blocks, STAYS, &grid, error));
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
     arena pool = { (char *)memory, 0 };
     const key_directions directions = key_directions_carve(p, &pool);
@@ -718,10 +718,20 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const row_a
     key_maps maps;
     TRY((make_maps<DIM, DIRECTIONS>(&maps, p, a, &directions, error)));
     constexpr size_t shared = sizeof(key_pass_shared<DIM, DIRECTIONS>);
-    TRY(cuda_allow_shared((const void *)key_kernel_hopper<DIM, DIRECTIONS, DECAYED>, shared, error));
-    key_kernel_hopper<DIM, DIRECTIONS, DECAYED>
+    TRY(cuda_allow_shared((const void *)key_kernel_hopper<DIM, DIRECTIONS, DECAYED, STAYS>, shared, error));
+    key_kernel_hopper<DIM, DIRECTIONS, DECAYED, STAYS>
         <<<(unsigned)grid, KEY_THREADS, shared, stream>>>(*p, *a, *rows, directions, (unsigned)blocks, maps);
     return cuda_launched("key_kernel_hopper", error);
+}
+
+template <int DIM, int DIRECTIONS>
+static loam_status launch_staying(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                                  void *memory, loam_error *error)
+{
+    if (p->decay) return launch<DIM, DIRECTIONS, true, false>(p, a, rows, memory, error);
+    return p->len_kv <= KEY_SHORT && p->len_q <= KEY_SHORT
+               ? launch<DIM, DIRECTIONS, false, true>(p, a, rows, memory, error)
+               : launch<DIM, DIRECTIONS, false, false>(p, a, rows, memory, error);
 }
 
 template <int DIM>
@@ -729,15 +739,9 @@ static loam_status launch_directions(const loam_problem *p, const loam_args *a, 
                                      void *memory, loam_error *error)
 {
     switch (p->mechanism) {
-    case LOAM_SOFTMAX:
-        return p->decay ? launch<DIM, NO_DIRECTION, true>(p, a, rows, memory, error)
-                        : launch<DIM, NO_DIRECTION, false>(p, a, rows, memory, error);
-    case LOAM_PARALLAX:
-        return p->decay ? launch<DIM, GIVEN_PROBE, true>(p, a, rows, memory, error)
-                        : launch<DIM, GIVEN_PROBE, false>(p, a, rows, memory, error);
-    default:
-        return p->decay ? launch<DIM, SOLVED_PROBE, true>(p, a, rows, memory, error)
-                        : launch<DIM, SOLVED_PROBE, false>(p, a, rows, memory, error);
+    case LOAM_SOFTMAX: return launch_staying<DIM, NO_DIRECTION>(p, a, rows, memory, error);
+    case LOAM_PARALLAX: return launch_staying<DIM, GIVEN_PROBE>(p, a, rows, memory, error);
+    default: return launch_staying<DIM, SOLVED_PROBE>(p, a, rows, memory, error);
     }
 }
 

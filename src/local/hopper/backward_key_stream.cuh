@@ -242,10 +242,10 @@ static __device__ __forceinline__ float4 row_terms(const row_arrays &arrays, con
                        DIRECTIONS > NO_DIRECTION ? b.w : 0);
 }
 
-/* A producer warp of terms: those of tiles `turn`, turn + term_warps, ... from this block's first on, since
+/* A producer warp of terms: those of tiles `turn`, turn + TERM_WARPS, ... from this block's first on, since
  * what it loads of one tile comes late; then turn is that of the next block. A lane has rows lane + 32 n of a
  * tile. A stage of lo parts gets no terms. */
-template <int DIM, int DIRECTIONS, bool DECAYED>
+template <int DIM, int DIRECTIONS, bool DECAYED, unsigned TERM_WARPS>
 static __device__ __forceinline__ void produce_terms(key_pass_shared<DIM, DIRECTIONS> &sm,
                                                      const loam_problem &p, const loam_args &a,
                                                      const row_arrays &arrays,
@@ -262,7 +262,7 @@ static __device__ __forceinline__ void produce_terms(key_pass_shared<DIM, DIRECT
             turn--, count += 1 + two_parts;
             continue;
         }
-        turn = tile_shape::term_warps - 1;
+        turn = TERM_WARPS - 1;
         const int64_t row = local_row(&p, &block.s, block.first_head + t.head, t.i + lane);
         float4 own[tile_shape::queries / 32];
 #pragma unroll
