@@ -214,8 +214,7 @@ static void key_from_head(const loam_problem *p, const loam_args *a, const local
         int64_t lo, hi;
         const ref_record *r = &rec->row[local_row(p, s, h, i)];
         local_visible(p, s, i, &lo, &hi);
-        if (lo <= j && j < hi && r->lse > -INFINITY)
-            bias += key_from_row(p, a, s, h, i, j, key, r, dk, dv);
+        if (lo <= j && j < hi && r->lse > -INFINITY) bias += key_from_row(p, a, s, h, i, j, key, r, dk, dv);
     }
     put_column_sum(p, a, s, h, j, bias);
 }
