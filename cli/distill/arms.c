@@ -29,3 +29,4 @@ int distill_arm_find(const char *name)
 }
 
 bool distill_arm_has_features(const distill_arm *a) { return a->form >= FORM_DRAWN; }
+bool distill_arm_draws(const distill_arm *a) { return a->start != STUDENT_UNIFORM; }

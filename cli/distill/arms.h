@@ -27,5 +27,7 @@ int distill_arm_find(const char *name);       /* -1: none is called so */
 
 /* Does a student make it? */
 bool distill_arm_has_features(const distill_arm *a);
+/* Does it depend on a seed? */
+bool distill_arm_draws(const distill_arm *a);
 
 #endif

@@ -3,16 +3,15 @@
 #define _POSIX_C_SOURCE 200809L
 #include "cli/command.h"
 #include "cli/distill/beside.h"
+#include "cli/distill/course.h"
+#include "cli/distill/measure.h"
 #include "cli/distill/strategy.h"
-#include "cli/distill/trial.h"
-#include "cli/experiment/options.h"
 #include "cli/lm/folder.h"
 #include "cli/lm/lm.h"
 #include "cli/names.h"
 #include "cli/progress.h"
 #include "distill/flushed.h"
 #include "distill/model.h"
-#include "distill/reading.h"
 #include "io/out_file.h"
 #include "lm/chat.h"
 #include "lm/path.h"
@@ -42,18 +41,12 @@ typedef struct request {
     training_options training;
 } request;
 
-static const char *loss_word(int index)
-{
-    static const char *const words[] = { "softmax", "l2row", "l2", NULL };
-    return words[index];
-}
-
 /* ---- options */
 
 static int check(request *r, io_error *error)
 {
     int kind = r->training.loss;
-    int status = names_choose("loss", r->loss, loss_word, &kind, error);
+    int status = names_choose("loss", r->loss, course_loss, &kind, error);
     if (!status) status = names_choose("strategy", r->strategy, strategy_name, &r->how, error);
     r->training.loss = (feature_loss_kind)kind, r->training.seed = (uint64_t)r->seed;
     if (!status && r->budget.mean > 0 && dof_budget_check(&r->budget, error)) return EXIT_USAGE;
@@ -193,22 +186,9 @@ static int open_all(command *c, io_error *error)
     return status ? status : share_features(c, error);
 }
 
-/* s: of an arm that has features; window: beside it, 0: none. */
 static int measure(command *c, const distill_arm *arm, const student *s, int64_t window, io_error *error)
 {
-    reading r = { 0 };
-    progress bar;
-    int status = s ? reading_open(&r, s, &c->session.on, error) : 0;
-    if (status) return status;
-    lm_options options = distillation_options(arm, lm_model_config(c->session.model), &c->from.choice,
-                                              r.layers);
-    options.only = c->r->layer;
-    if (window > 0) options.sinks = DISTILL_SINKS, options.window = window;
-    progress_begin(&bar, arm->name, c->plan.window_count);
-    status = trial_run(&c->trial, arm->name, &options, count_one, &bar, error);
-    progress_end(&bar);
-    reading_close(&r);
-    return status;
+    return measure_arm_of(&c->from, &c->trial, arm, s, c->r->layer, window, error);
 }
 
 /* How many tokens of a sentence an encoder reads is told by a file of its own (loam lm embed). */

@@ -24,6 +24,7 @@ static const struct {
     { "probe", experiment_probe, "what Parallax's probe becomes under AdamW and Muon" },
     { "ridge", experiment_ridge, "a pretrained model with Local Linear Attention in softmax's place" },
     { "graft", experiment_graft, "ridges, probes and LoRA trained on top of a pretrained model" },
+    { "distill", experiment_distill, "pretrained models with positive features in softmax's place" },
 };
 enum { EXPERIMENTS = sizeof experiments / sizeof *experiments };
 

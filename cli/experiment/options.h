@@ -31,8 +31,9 @@ int experiment_make_directories(const char *path, io_error *error);
 typedef int experiment_run(int argc, char **argv, const char **out, io_error *error);
 experiment_run experiment_regression, experiment_smooth, experiment_rates, experiment_memory;
 experiment_run experiment_context, experiment_recall, experiment_swaps,
-    experiment_probe;            /* of cli/training */
-experiment_run experiment_ridge; /* of cli/ridge */
-experiment_run experiment_graft; /* of cli/graft */
+    experiment_probe;              /* of cli/training */
+experiment_run experiment_ridge;   /* of cli/ridge */
+experiment_run experiment_graft;   /* of cli/graft */
+experiment_run experiment_distill; /* of cli/distill */
 
 #endif

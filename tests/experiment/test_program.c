@@ -171,7 +171,8 @@ static void wrong_options_of_measurements(void **state)
 {
     (void)state;
     static const wrong_option cases[] = {
-        { "noise", "regression, smooth, rates, memory, context, recall, swaps, probe, ridge or graft" },
+        { "noise",
+          "regression, smooth, rates, memory, context, recall, swaps, probe, ridge, graft or distill" },
         { "rates more", "unknown argument more" },
         { "rates --d 5", "from 1 to 4" },
         { "rates --n 512", "two numbers or more, from 64" },

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: MIT
+ * What the experiment on distillation measures of a model, cell by cell, and what is shown of it. */
+#ifndef LOAM_CLI_DISTILL_CELLS_H
+#define LOAM_CLI_DISTILL_CELLS_H
+
+#include "cli/distill/course.h"
+#include "cli/ridge/results.h"
+
+enum { CELL_LABEL = 64, CELL_LINE = 4096, SERIES = 32 };
+
+/* An arm; where it has features, shared out by a strategy; where it is trained, by a loss. */
+typedef struct cell {
+    int arm, strategy, loss; /* strategy -1: it has no features; loss -1: it is not trained */
+    int64_t seed;            /* 0: it draws nothing */
+    bool chosen;             /* else it is of an earlier run, and only kept */
+    double *nll;             /* [windows]: sums over their tokens; NaN: not yet known */
+    double *features;        /* [layers], behind these; 0: none */
+    double *seconds;         /* behind these */
+} cell;
+
+/* Of one model. */
+typedef struct cells {
+    char model[LM_MODEL_NAME];
+    char line[CELL_LINE]; /* all that results depend on, but the cells' own words and `checksum` */
+    uint64_t checksum;    /* of the calibration's tokens; 0: not yet read */
+    int64_t layers, windows;
+    int64_t *tokens; /* [windows]: that they predict */
+    int *text;       /* [windows]: the text that they are of */
+    double *rises;   /* [layers][STRATEGY_POINTS], of the strategy that measures */
+    cell *list;
+    int count;
+} cells;
+
+/* Takes room for all that its numbers tell; on failure cells_close is due too. */
+int cells_open(cells *c, int64_t layers, int64_t windows, io_error *error);
+void cells_close(cells *c);
+
+/* Those that a course wants, in the order in which they are run. */
+int cells_choose(cells *c, const course *of, io_error *error);
+/* One that is there, or a new one that is not chosen; NULL: out of memory. */
+cell *cells_take(cells *c, int arm, int how, int loss, int64_t seed);
+int64_t cell_numbers(const cells *c); /* from nll on */
+bool cell_done(const cell *one);
+int cells_left(const cells *c);                                 /* of those that are chosen */
+const char *cell_label(const cell *one, char text[CELL_LABEL]); /* "pairs", "trained: fix, l2" */
+
+/* ---- cells that differ by seed alone */
+
+typedef struct series {
+    const cell *cell[EXPERIMENT_LIST];
+    int seeds;
+} series;
+
+/* Of all chosen cells, in their order; returns how many. */
+int cells_series(const cells *c, series out[SERIES]);
+/* NULL: it is not there. how and loss NULL: any. */
+const series *series_find(const series *list, int count, const char *arm, const char *how, const char *loss);
+/* -log p of a token, a mean over seeds, less that of b, in pairs of windows; b NULL: itself. */
+paired series_difference(const cells *c, const series *a, const series *b);
+/* What is lost to softmax as a part of what features of N(0, I) lose; NaN where one of them is missing. */
+double series_gap(const cells *c, const series *list, int count, const series *a);
+
+#endif

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: MIT
+ * What the experiment on distillation does with a model, from its options. */
+#ifndef LOAM_CLI_DISTILL_COURSE_H
+#define LOAM_CLI_DISTILL_COURSE_H
+
+#include "cli/distill/strategy.h"
+#include "cli/experiment/options.h"
+
+enum { COURSE_STRATEGIES = 8, COURSE_LOSSES = 3, COURSE_LINE = 1024 };
+
+typedef struct course {
+    const char *calibration, *texts;    /* paths with commas between */
+    bool strategies[COURSE_STRATEGIES]; /* by their places in the table; all are trained by softmax.. */
+    bool losses[COURSE_LOSSES];         /* ..and the first also by these */
+    number_list seeds;                  /* the first also shares features out */
+    int64_t context, tokens, windows;   /* of the calibration so many windows */
+    int64_t measured_windows, measured_steps;
+    training_options training; /* steps, batch and rates */
+    dof_budget budget;
+} course;
+
+/* "softmax", "l2row", "l2": as feature_loss_kind; NULL beyond the last */
+const char *course_loss(int index);
+/* Numbers that are 0, or steps below 0, become those of the reduced experiment, or of the tiny one. */
+void course_fill(course *c, bool reduced);
+/* Of models but the first: Fix and the two degrees of freedom, by the softmax loss, of the first seed. */
+course course_brief(const course *c);
+/* All that a cell depends on but model, texts' tokens and machine. */
+void course_describe(const course *c, char line[COURSE_LINE]);
+
+#endif

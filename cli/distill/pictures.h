@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef LOAM_CLI_DISTILL_PICTURES_H
+#define LOAM_CLI_DISTILL_PICTURES_H
+
+#include "cli/distill/cells.h"
+
+/* nll-1.svg, and dimensions-1.svg where a strategy shares features out: of a model by its number. */
+int distill_draw(const cells *c, int number, const char *directory, io_error *error);
+/* The first trained cell of a strategy; NULL: there is none. */
+const cell *distill_shared(const cells *c, int how);
+
+#endif

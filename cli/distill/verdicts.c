@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: MIT */
+#include "cli/distill/verdicts.h"
+
+#include "cli/training/text.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+enum { LEAST_TOKENS = 10000 };
+
+static const double near = 0.08; /* of a gap to a measured one */
+
+typedef struct judged {
+    const cells *c;
+    series list[SERIES];
+    int count;
+} judged;
+
+static const series *find(const judged *j, const char *arm, const char *how, const char *loss)
+{
+    return series_find(j->list, j->count, arm, how, loss);
+}
+static const series *trained(const judged *j, const char *how, const char *loss)
+{
+    return find(j, "trained", how, loss);
+}
+
+/* Two standard errors either way. */
+static verdict lower(paired x)
+{
+    if (isnan(x.error) || fabs(x.mean) <= 2 * x.error) return VERDICT_UNDECIDED;
+    return x.mean < 0 ? VERDICT_HELD : VERDICT_NOT_HELD;
+}
+
+/* All must hold; one that does not is enough. */
+static verdict both(verdict a, verdict b)
+{
+    if (a == VERDICT_NOT_HELD || b == VERDICT_NOT_HELD) return VERDICT_NOT_HELD;
+    return a == VERDICT_HELD && b == VERDICT_HELD ? VERDICT_HELD : VERDICT_UNDECIDED;
+}
+
+/* Adds a less b to a claim. */
+static paired say(const judged *j, claim *c, const series *a, const series *b)
+{
+    char text[64], one[CELL_LABEL], other[CELL_LABEL];
+    const paired x = series_difference(j->c, a, b);
+    text_add(c->numbers, CLAIM_TEXT, "%s minus %s: %s. ", cell_label(a->cell[0], one),
+             cell_label(b->cell[0], other), paired_text(x, text));
+    return x;
+}
+
+static double say_gap(const judged *j, claim *c, const series *a)
+{
+    char label[CELL_LABEL];
+    const double gap = series_gap(j->c, j->list, j->count, a);
+    text_add(c->numbers, CLAIM_TEXT, "gap of %s: %.3f. ", cell_label(a->cell[0], label), gap);
+    return gap;
+}
+
+/* One seed, or little text, may be luck. */
+static void decide(const judged *j, claim *c, const series *of, verdict v)
+{
+    const int64_t predicted = series_difference(j->c, of, NULL).tokens;
+    c->verdict = v;
+    if (of->seeds >= CLAIM_SEEDS && predicted >= LEAST_TOKENS) return;
+    text_add(c->numbers, CLAIM_TEXT,
+             "%d of the %d seeds and %" PRId64 " of the %d tokens that it takes; %s with these. ", of->seeds,
+             CLAIM_SEEDS, predicted, LEAST_TOKENS, verdict_names[v]);
+    c->verdict = VERDICT_UNDECIDED;
+}
+
+/* Each below the next; false: one is not there. */
+static bool judge_order(const judged *j, claim *c, const series *const *of, int count)
+{
+    verdict v = VERDICT_HELD;
+    for (int i = 0; i < count; i++)
+        if (!of[i]) return false;
+    for (int i = 0; i + 1 < count; i++)
+        v = both(v, lower(say(j, c, of[i], of[i + 1])));
+    decide(j, c, of[0], v);
+    return true;
+}
+
+static bool judge_untrained(const judged *j, claim *c)
+{
+    const series *const of[] = { find(j, "balanced pairs", NULL, NULL), find(j, "pairs", NULL, NULL),
+                                 find(j, "normal", NULL, NULL), find(j, "uniform", NULL, NULL) };
+    return judge_order(j, c, of, 4);
+}
+
+static bool judge_pilot(const judged *j, claim *c)
+{
+    const series *balanced = find(j, "balanced pairs", NULL, NULL), *pairs = find(j, "pairs", NULL, NULL);
+    if (!balanced || !pairs) return false;
+    const bool held = fabs(say_gap(j, c, balanced) - 0.60) <= near &&
+                      fabs(say_gap(j, c, pairs) - 0.69) <= near;
+    decide(j, c, pairs, held ? VERDICT_HELD : VERDICT_NOT_HELD);
+    return true;
+}
+
+static bool judge_losses(const judged *j, claim *c)
+{
+    const series *const of[] = { trained(j, "fix", "softmax"), trained(j, "fix", "l2row"),
+                                 trained(j, "fix", "l2"), find(j, "normal", NULL, NULL) };
+    return judge_order(j, c, of, 4);
+}
+
+static bool judge_fix(const judged *j, claim *c)
+{
+    const series *fix = trained(j, "fix", "softmax"), *drawn = find(j, "balanced pairs", NULL, NULL);
+    if (!fix || !drawn) return false;
+    const verdict small = say_gap(j, c, fix) <= 0.45 ? VERDICT_HELD : VERDICT_NOT_HELD;
+    decide(j, c, fix, both(small, lower(say(j, c, fix, drawn))));
+    return true;
+}
+
+const series *verdicts_best(const cells *c, const series *list, int count)
+{
+    const series *rel = series_find(list, count, "trained", "rel", "softmax"),
+                 *attn = series_find(list, count, "trained", "attn", "softmax");
+    if (!rel || !attn) return rel ? rel : attn;
+    return series_difference(c, rel, attn).mean < 0 ? rel : attn;
+}
+
+static bool judge_freedom(const judged *j, claim *c)
+{
+    const series *fix = trained(j, "fix", "softmax"), *best = verdicts_best(j->c, j->list, j->count);
+    if (!fix || !best) return false;
+    const verdict small = say_gap(j, c, best) <= 0.25 ? VERDICT_HELD : VERDICT_NOT_HELD;
+    verdict v = small;
+    const series *const both_modes[] = { trained(j, "rel", "softmax"), trained(j, "attn", "softmax") };
+    for (int i = 0; i < 2; i++) {
+        if (!both_modes[i]) continue;
+        const paired x = say(j, c, both_modes[i], fix);
+        if (both_modes[i] == best) v = both(small, lower(x));
+    }
+    decide(j, c, best, v);
+    return true;
+}
+
+/* Not above: equal is enough. */
+static bool judge_measured(const judged *j, claim *c)
+{
+    const series *measured = trained(j, "measured", "softmax"),
+                 *best = verdicts_best(j->c, j->list, j->count);
+    if (!measured || !best) return false;
+    const paired x = say(j, c, measured, best);
+    const verdict v = x.mean <= 0            ? VERDICT_HELD
+                      : x.mean > 2 * x.error ? VERDICT_NOT_HELD
+                                             : VERDICT_UNDECIDED;
+    decide(j, c, measured, v);
+    return true;
+}
+
+/* The best student there is. */
+static bool judge_window(const judged *j, claim *c)
+{
+    const series *const window = find(j, "window", NULL, NULL), *best = NULL;
+    for (int i = 0; i < j->count; i++)
+        if (j->list[i].cell[0]->loss >= 0 && (!best || series_difference(j->c, &j->list[i], best).mean < 0))
+            best = &j->list[i];
+    if (!window || !best) return false;
+    decide(j, c, best, lower(say(j, c, best, window)));
+    return true;
+}
+
+int verdicts_of(const cells *c, claim out[VERDICTS])
+{
+    static const struct {
+        const char *about, *text;
+        bool (*judge)(const judged *j, claim *c);
+    } rows[] = {
+        { "untrained", "Balanced pairs < pairs < features of N(0, I) < uniform attention.", judge_untrained },
+        { "untrained", "The gaps are within 0.08 of 0.60 for balanced pairs and 0.69 for pairs.",
+          judge_pilot },
+        { "losses", "Fix: the softmax loss < l2row < l2 < features of N(0, I).", judge_losses },
+        { "losses", "Fix by the softmax loss: a gap of at most 0.45, and below balanced pairs.", judge_fix },
+        { "strategies",
+          "The better of the two degrees of freedom: below Fix at equal cost, and a gap of at most 0.25.",
+          judge_freedom },
+        { "strategies",
+          "Numbers of features that were measured are no worse than the better degrees of freedom.",
+          judge_measured },
+        { "memory", "The best student is below sinks and a window of equal memory.", judge_window },
+    };
+    judged j = { .c = c };
+    int count = 0;
+    j.count = cells_series(c, j.list);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        out[count] = (claim){ .source = rows[i].about, .text = rows[i].text };
+        count += rows[i].judge(&j, &out[count]);
+    }
+    return count;
+}
