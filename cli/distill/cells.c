@@ -168,5 +168,7 @@ double series_gap(const cells *c, const series *list, int count, const series *a
     const series *softmax = series_find(list, count, "softmax", NULL, NULL),
                  *normal = series_find(list, count, "normal", NULL, NULL);
     if (!softmax || !normal || !a) return NAN;
-    return series_difference(c, a, softmax).mean / series_difference(c, normal, softmax).mean;
+    return a->cell[0] == softmax->cell[0]
+               ? 0
+               : series_difference(c, a, softmax).mean / series_difference(c, normal, softmax).mean;
 }

@@ -150,15 +150,15 @@ static int run_models(const request *r, cells list[MODELS], int *count, bool *wh
             return io_fail(error, EXIT_USAGE, "%s: expected at most %d paths of models with commas between",
                            r->models, MODELS);
         memcpy(model, at, bytes);
-        const sweep_options with = { .course = *count ? &brief : &r->course,
-                                     .words = &r->words,
-                                     .model = model,
-                                     .directory = r->out,
-                                     .number = *count + 1,
-                                     .interval = r->interval,
-                                     .end = end,
-                                     .restart = r->restart };
-        status = sweep_run(&with, &list[(*count)++], whole, error);
+        const distill_sweep_options with = { .course = *count ? &brief : &r->course,
+                                             .words = &r->words,
+                                             .model = model,
+                                             .directory = r->out,
+                                             .number = *count + 1,
+                                             .interval = r->interval,
+                                             .end = end,
+                                             .restart = r->restart };
+        status = distill_sweep_run(&with, &list[(*count)++], whole, error);
         at += bytes;
     }
     return status;

@@ -17,7 +17,7 @@
 enum { PROBE_STEPS = 4 };
 
 typedef struct sweep {
-    const sweep_options *with;
+    const distill_sweep_options *with;
     const course *course;
     cells *cells;
     char state[EXPERIMENT_PATH];
@@ -285,21 +285,6 @@ static void tell_plan(sweep *s)
     fflush(stdout);
 }
 
-/* Its first cell, whose time is that of windows, and a few steps, whose students are thrown away. */
-static int begin(sweep *s, io_error *error)
-{
-    cell *const softmax = &s->cells->list[0];
-    bool trains = false;
-    int status = cell_done(softmax) ? 0 : run_cell(s, softmax, error);
-    s->window = *softmax->seconds / (double)s->cells->windows;
-    for (int i = 0; i < s->cells->count; i++)
-        trains |= s->cells->list[i].chosen && s->cells->list[i].loss >= 0 && !cell_done(&s->cells->list[i]);
-    if (!status && trains) status = probe(s, error);
-    if (!status) tell_plan(s);
-    s->begun = lm_seconds();
-    return status;
-}
-
 static void tell(sweep *s, const cell *one)
 {
     char label[CELL_LABEL], seed[24] = "";
@@ -313,6 +298,23 @@ static void tell(sweep *s, const cell *one)
         printf("   about %.1f left", fmax(left, 0) * (lm_seconds() - s->begun) / s->past / 60);
     putchar('\n');
     fflush(stdout);
+}
+
+/* Its first cell, whose time is that of windows, and a few steps, whose students are thrown away. */
+static int begin(sweep *s, io_error *error)
+{
+    cell *const softmax = &s->cells->list[0];
+    bool trains = false;
+    const bool known = cell_done(softmax);
+    int status = known ? 0 : run_cell(s, softmax, error);
+    s->window = *softmax->seconds / (double)s->cells->windows;
+    for (int i = 0; i < s->cells->count; i++)
+        trains |= s->cells->list[i].chosen && s->cells->list[i].loss >= 0 && !cell_done(&s->cells->list[i]);
+    if (!status && trains) status = probe(s, error);
+    if (!status) tell_plan(s);
+    if (!status && !known) tell(s, softmax);
+    s->begun = lm_seconds();
+    return status;
 }
 
 static int run_all(sweep *s, io_error *error)
@@ -334,7 +336,7 @@ static int run_all(sweep *s, io_error *error)
     return status;
 }
 
-int sweep_run(const sweep_options *with, cells *c, bool *whole, io_error *error)
+int distill_sweep_run(const distill_sweep_options *with, cells *c, bool *whole, io_error *error)
 {
     sweep *const s = calloc(1, sizeof *s);
     if (!s) return io_fail(error, EXIT_INTERNAL, "out of memory");

@@ -5,16 +5,16 @@
 
 #include "cli/distill/cells.h"
 
-typedef struct sweep_options {
+typedef struct distill_sweep_options {
     const course *course;
     const lm_words *words;
     const char *model, *directory;
     int number;           /* of the model, in the names of files */
     double interval, end; /* seconds between checkpoints; of lm_seconds, when it stops */
     bool restart;
-} sweep_options;
+} distill_sweep_options;
 
 /* Opens *c, which cells_close frees. *whole: nothing is left. */
-int sweep_run(const sweep_options *with, cells *c, bool *whole, io_error *error);
+int distill_sweep_run(const distill_sweep_options *with, cells *c, bool *whole, io_error *error);
 
 #endif

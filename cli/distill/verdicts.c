@@ -92,8 +92,8 @@ static bool judge_pilot(const judged *j, claim *c)
 {
     const series *balanced = find(j, "balanced pairs", NULL, NULL), *pairs = find(j, "pairs", NULL, NULL);
     if (!balanced || !pairs) return false;
-    const bool held = fabs(say_gap(j, c, balanced) - 0.60) <= near &&
-                      fabs(say_gap(j, c, pairs) - 0.69) <= near;
+    const double first = say_gap(j, c, balanced), second = say_gap(j, c, pairs);
+    const bool held = fabs(first - 0.60) <= near && fabs(second - 0.69) <= near;
     decide(j, c, pairs, held ? VERDICT_HELD : VERDICT_NOT_HELD);
     return true;
 }
