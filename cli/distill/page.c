@@ -61,6 +61,12 @@ static void put_paper(FILE *out, const cells *c, const series *list, int count)
           out);
 }
 
+static void put_picture(FILE *out, const char *name, int number, const char *alt)
+{
+    fprintf(out, "<a href=\"%s-%d.svg\"><img src=\"%s-%d.svg\" alt=\"%s\"/></a>\n", name, number, name,
+            number, alt);
+}
+
 static void put_model(FILE *out, const cells *c, int number, bool drawn)
 {
     series list[SERIES];
@@ -74,15 +80,9 @@ static void put_model(FILE *out, const cells *c, int number, bool drawn)
     put_paper(out, c, list, count);
     html_claims(out, "What is expected", "about", claims, judged);
     if (drawn) {
-        fprintf(
-            out,
-            "<div class=\"row\">\n<a href=\"nll-%d.svg\"><img src=\"nll-%d.svg\" alt=\"NLL by attention\"/></a>\n",
-            number, number);
-        if (shared)
-            fprintf(
-                out,
-                "<a href=\"dimensions-%d.svg\"><img src=\"dimensions-%d.svg\" alt=\"features by layer\"/></a>\n",
-                number, number);
+        fputs("<div class=\"row\">\n", out);
+        put_picture(out, "nll", number, "NLL by attention");
+        if (shared) put_picture(out, "dimensions", number, "features by layer");
         fputs("</div>\n", out);
     }
     fputs("<p>", out), html_escape(out, c->line), fputs(".</p>\n", out);

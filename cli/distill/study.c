@@ -15,14 +15,14 @@
 static const char USAGE[] = "loam experiment distill MODEL[,MODEL..] --calibration FILE[,FILE..] "
                             "--text FILE[,FILE..] [options]";
 static const char ABOUT[] =
-    "Pretrained models with positive random features in the place of softmax: how features are shared out among "
-    "layers, which loss trains them, and from several seeds, beside attentions that are not trained; each on the "
-    "same windows, with the paper's gaps beside them. Models after the first have Fix and degrees of freedom by "
-    "the softmax loss, of the first seed.\n"
-    "A killed run goes on when it is started again with the same options, and comes to the same bytes in every "
-    "table.";
+    "Pretrained models with positive random features in the place of softmax: how features are shared out "
+    "among layers, which loss trains them, and from several seeds, beside attentions that are not trained; "
+    "each on the same windows, with the paper's gaps beside them. Models after the first have Fix and "
+    "degrees of freedom by the softmax loss, of the first seed.\n"
+    "A killed run goes on when it is started again with the same options, and comes to the same bytes in "
+    "every table.";
 
-enum { MODELS = 8 };
+enum { MODELS = 8, MODEL_PATH = 4096 };
 
 typedef struct request {
     lm_words words;
@@ -53,6 +53,19 @@ static int read_names(const char *option, const char *text, names_word *word_at,
     return status;
 }
 
+static int check_models(const char *models, io_error *error)
+{
+    int count = 0;
+    for (const char *at = models; at; at = *at ? at + 1 : NULL) {
+        const size_t bytes = strcspn(at, ",");
+        if (++count > MODELS || bytes == 0 || bytes >= MODEL_PATH)
+            return io_fail(error, EXIT_USAGE, "%s: expected at most %d paths of models with commas between",
+                           models, MODELS);
+        at += bytes;
+    }
+    return 0;
+}
+
 static int check_request(request *r, io_error *error)
 {
     course *const c = &r->course;
@@ -63,7 +76,8 @@ static int check_request(request *r, io_error *error)
     for (int i = 0; course_loss(i); i++)
         c->losses[i] = true;
     course_fill(c, r->reduced);
-    int status = experiment_check_out(r->out, error);
+    int status = check_models(r->models, error);
+    if (!status) status = experiment_check_out(r->out, error);
     if (!status) status = read_names("strategies", r->strategies, strategy_name, c->strategies, error);
     if (!status) status = read_names("losses", r->losses, course_loss, c->losses, error);
     if (!status)
@@ -145,10 +159,7 @@ static int run_models(const request *r, cells list[MODELS], int *count, bool *wh
     *whole = true;
     for (const char *at = r->models; at && *whole && !status; at = *at ? at + 1 : NULL) {
         const size_t bytes = strcspn(at, ",");
-        char model[4096] = "";
-        if (*count == MODELS || bytes == 0 || bytes >= sizeof model)
-            return io_fail(error, EXIT_USAGE, "%s: expected at most %d paths of models with commas between",
-                           r->models, MODELS);
+        char model[MODEL_PATH] = "";
         memcpy(model, at, bytes);
         const distill_sweep_options with = { .course = *count ? &brief : &r->course,
                                              .words = &r->words,

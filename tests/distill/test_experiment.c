@@ -64,8 +64,8 @@ static void test_resumed(void **state)
     assert_true(kill_loam(RUN "--out s --checkpoint 0", "test -e s/training-1-fix-l2row-1.safetensors"));
     assert_true(shell_holds("! test -e s/results.csv && grep -c ^cell s/state-1 | grep -q '^10$'"));
     const outcome killed = run_shell(
-        "t=10; n=0; while ! test -e s/results.csv; do timeout -s KILL $(printf 0.%%03d $t) $LOAM " RUN
-        "--out s --checkpoint 0 >>log 2>&1; t=$((t < 900 ? t + t / 4 + 3 : 900)); n=$((n + 1)); "
+        "t=40; n=0; while ! test -e s/results.csv; do timeout -s KILL $(printf 0.%%03d $t) $LOAM " RUN
+        "--out s --checkpoint 0 >>log 2>&1; t=$((t < 600 ? t + t / 2 : 900)); n=$((n + 1)); "
         "test $n -lt 200 || exit 1; done; echo $n");
     expect_status(&killed, 0);
     assert_true(atoi(killed.out) >= 2);
@@ -122,7 +122,7 @@ static void test_refused(void **state)
     };
     (void)state;
     make_texts();
-    expect_refusals("experiment distill", cases, sizeof cases / sizeof *cases, "out");
+    expect_refusals("experiment distill", cases, sizeof cases / sizeof *cases, "out/distill");
 }
 
 int main(void)

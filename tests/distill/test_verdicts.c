@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The experiment on distillation: which cells there are, differences in pairs, verdicts on made-up numbers. */
+ * The experiment on distillation: which cells there are, differences in pairs, verdicts on made-up results,
+ * the file. */
 #define _XOPEN_SOURCE 700
 #include "cli/distill/arms.h"
 #include "cli/distill/kept.h"
