@@ -52,7 +52,7 @@ static int draw_nll(const cells *c, const char *path, io_error *error)
     const series *const softmax = series_find(list, count, "softmax", NULL, NULL);
     char label[CELL_LABEL];
     plot *p;
-    int status = plot_open(&p, path, 640, 120 + 24 * count, error);
+    int status = plot_open(&p, path, 720, 120 + 24 * count, error);
     if (status) return status;
     FILE *out = plot_script(p);
     fputs("$n << EOD\n", out);
@@ -69,7 +69,7 @@ static int draw_nll(const cells *c, const char *path, io_error *error)
     }
     fputs(")\nset title ", out), plot_quote(p, c->model);
     fputs(" offset 0,-0.5\nset xlabel '-log p of a token, more than with softmax' offset 0,0.3\nunset key\n"
-          "set lmargin at screen 0.32\nset rmargin at screen 0.96\n"
+          "set lmargin at screen 0.38\nset rmargin at screen 0.96\n"
           "plot $n using 1:2:3:4 with xerrorbars lc variable pt 7 ps 0.7\n",
           out);
     return plot_close(p, error);
