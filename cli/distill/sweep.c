@@ -278,10 +278,11 @@ static void tell_plan(sweep *s)
         measured += one->strategy >= 0 && strcmp(strategy_name(one->strategy), "measured") == 0;
     }
     if (measured > 0) s->expected += cost_of_measuring(s);
-    printf("%s: %d cells, of which %d train %" PRId64 " steps; %" PRId64 " windows of %" PRId64
+    printf("%s: %d cell%s, of which %d train %" PRId64 " steps; %" PRId64 " windows of %" PRId64
            " tokens calibrate, %" PRId64 " tokens are predicted. About %.1f minutes.\n%-26s %10s %9s %9s\n",
-           c->model, cells_left(c), trained, s->course->training.steps, s->from.of.windows,
-           s->course->context, predicted, s->expected / 60, "attention", "seed", "NLL", "minutes");
+           c->model, cells_left(c), cells_left(c) == 1 ? "" : "s", trained, s->course->training.steps,
+           s->from.of.windows, s->course->context, predicted, s->expected / 60, "attention", "seed", "NLL",
+           "minutes");
     fflush(stdout);
 }
 
