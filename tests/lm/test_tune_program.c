@@ -64,12 +64,12 @@ static void test_direct(void **state)
     assert_false(shell_holds("cmp -s s/model.safetensors d/model.safetensors"));
 }
 
-/* Steps that lead nowhere: the start is kept, to the bit. */
+/* Steps of all weights that lead nowhere: the start is kept, to the bit. */
 static void test_start(void **state)
 {
     (void)state;
     make_student();
-    const outcome told = run_loam("lm tune s " FEW "--steps 10 --rate 300 --out far");
+    const outcome told = run_loam("lm tune s " FEW "--what all --steps 10 --rate 300 --out far");
     expect_status(&told, 0);
     assert_non_null(strstr(told.out, "kept is the state after step 0; a step took "));
     assert_true(fabs(told_of(&told, "kept  ", "NLL") - told_of(&told, "start  ", "NLL")) <= 0);
