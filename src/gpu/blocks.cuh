@@ -6,8 +6,8 @@
 
 #include "src/gpu/launch.cuh"
 
-/* Whether a thread block has a round. STAYS false: there is a thread block for each block of work, and the
- * loop over rounds is none. */
+/* Whether a thread block has a round. STAYS false: there is a thread block for each block of work, and only
+ * round 0. */
 template <bool STAYS> static __device__ __forceinline__ bool has_round(unsigned blocks, unsigned round)
 {
     return round == 0 || (STAYS && round * gridDim.x < blocks);
@@ -31,8 +31,8 @@ static __device__ __forceinline__ void for_each_block(unsigned blocks, F use)
     }
 }
 
-/* The grid of a kernel that loops so, one thread block to a multiprocessor. Long blocks of work are better
- * left to the scheduler, `stays` false: then there is a thread block for each. */
+/* The grid of a kernel that loops so: one thread block to a multiprocessor, or, `stays` false, one for each
+ * block of work, which the scheduler shares out better where such blocks are long. */
 static inline loam_status cuda_grid_that_stays(int64_t blocks, bool stays, int64_t *grid, loam_error *error)
 {
     int multiprocessors = 0;

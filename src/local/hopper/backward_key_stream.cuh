@@ -32,9 +32,9 @@ template <int DIM, int DIRECTIONS> struct key_shape {
     static constexpr int tiles = 2 + DIRECTIONS;
     static constexpr int tile = DIM * queries;
     static constexpr bool solved = DIRECTIONS == SOLVED_PROBE;
-    /* Warps that write the terms of rows, of a tile each in turn. A tile in two parts has two stages: a warp
-     * that waits for one two rounds of the ring ahead of the last it waited for would not know the rounds
-     * apart, as it would with three warps, a tile of two stages each. */
+    /* Warps that write the terms of rows, a tile each in turn. A barrier tells a round of the ring only from
+     * the next one, so that from one wait to its next a warp may not skip a whole round. Three warps, of
+     * tiles in two parts, two stages each, would. */
     static constexpr unsigned term_warps = solved ? 1 : 3;
     /* Operands from registers where there is room: reading them from shared memory would take all its
      * bandwidth. */
