@@ -40,6 +40,7 @@ typedef bool kernel_reads_fn(const loam_problem *problem, const loam_args *args)
     KERNEL_DECLARE(name) \
     kernel_reads_fn name##_reads;
 #define KERNEL_DECLARE_HOPPER(name, ...) KERNEL_DECLARE_TILED(name##_hopper)
+#define KERNEL_DECLARE_HOPPER_BF16(name, ...) KERNEL_DECLARE_TILED(name##_hopper)
 #define KERNEL_DECLARE_REFERENCE_PARTIAL(name, partial, ...) \
     KERNEL_DECLARE(name##_ref) \
     kernel_partial_fn partial##_ref;

@@ -19,7 +19,8 @@
 #define PATH .keys = KEYS_TURNED
 
 #define TYPE_BF16(X) X(BF16, "bf16")
-#define TYPES_F32(X) X(F32, "f32") TYPE_BF16(X) X(F16, "f16")
+#define TYPES_16(X) TYPE_BF16(X) X(F16, "f16")
+#define TYPES_F32(X) X(F32, "f32") TYPES_16(X)
 #define TYPES_ALL(X) TYPES_F32(X) X(F64, "f64")
 #define TYPES(list) .dtypes = 0 list(LIST_BIT), .type_names = &list(LIST_WORD)[1]
 
@@ -67,9 +68,10 @@
 #define ROWS_CPU_BF16(name, ...) ROW_AVX512BF16(name##_avx512bf16, CPU_AVX512BF16, TYPE_BF16, __VA_ARGS__)
 #define ROWS_CUDA(name, ...) ROW_CUDA(name##_cuda, GPU_CUDA, TYPES_F32, __VA_ARGS__)
 #define ROWS_CUDA_BF16(name, ...) ROW_CUDA(name##_cuda, GPU_CUDA, TYPE_BF16, __VA_ARGS__)
-#define ROW_TILED(function, level, other, ...) \
-    ROW_CUDA(function, level, TYPE_BF16, .fallback = #other, .reads = function##_reads, __VA_ARGS__)
-#define ROWS_HOPPER(name, ...) ROW_TILED(name##_hopper, GPU_HOPPER, __VA_ARGS__)
+#define ROW_TILED(function, level, types, other, ...) \
+    ROW_CUDA(function, level, types, .fallback = #other, .reads = function##_reads, __VA_ARGS__)
+#define ROWS_HOPPER(name, ...) ROW_TILED(name##_hopper, GPU_HOPPER, TYPES_16, __VA_ARGS__)
+#define ROWS_HOPPER_BF16(name, ...) ROW_TILED(name##_hopper, GPU_HOPPER, TYPE_BF16, __VA_ARGS__)
 
 #define KERNEL(machine, ...) ROWS_##machine(__VA_ARGS__)
 static const kernel kernels[] = {

@@ -13,14 +13,14 @@ static inline bool step_fits(int64_t stride, int64_t count)
     return count <= 1 || (stride > 0 && stride % 8 == 0);
 }
 
-/* Can bulk copies read this view of bf16? Its address and strides must be multiples of 16 bytes. */
+/* Can bulk copies read this view of 16-bit numbers? Its address and strides must be multiples of 16 bytes. */
 static inline bool tensor_map_fits(const loam_const_view *v, int64_t batch, int64_t heads, int64_t tokens)
 {
     return (uintptr_t)v->data % 16 == 0 && step_fits(v->token, tokens) && step_fits(v->head, heads) &&
            step_fits(v->batch, batch);
 }
 
-/* The map of `view` as [batch][heads][tokens][channels] of bf16, in boxes of `rows` tokens by `columns`
+/* The map of `view` as [batch][heads][tokens][channels] of bf16 or float16, in boxes of `rows` tokens by `columns`
  * channels: 64 (128-byte swizzle) or 32 (64-byte swizzle). Elements outside the array read as 0. */
 static inline loam_status tensor_map_make(CUtensorMap *map, const loam_const_view *view, int64_t batch,
                                           int64_t heads, int64_t tokens, int64_t channels, int rows,

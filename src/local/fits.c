@@ -16,12 +16,33 @@ loam_status local_cuda_fits(const loam_problem *p, loam_error *error)
 
 #define MAP_WORDS(member, words) words ", "
 
-/* Tiles there are 64 channels wide, and scores are products alone. */
+/* What the kernels for Hopper take of each pass and probe. Their tiles are multiples of 64 channels wide; up to
+ * `widest`, channels that the arrays do not have read as 0. Where `widest` is 0, both dimensions are 64 or
+ * 128. */
+typedef struct tile_limits {
+    int64_t widest;
+    bool half; /* float16 too */
+} tile_limits;
+
+static tile_limits tile_limits_of(const loam_problem *p)
+{
+    const tile_limits given_forward = { CUDA_MAX_DIM, true }, others = { 0, false };
+    return p->pass == LOAM_FORWARD && p->mechanism != LOAM_LLA ? given_forward : others;
+}
+
+/* Scores there are products alone. */
 loam_status local_hopper_fits(const loam_problem *p, loam_error *error)
 {
-    REQUIRE(p->dim_qk == p->dim_v && (p->dim_qk == 64 || p->dim_qk == 128), error, LOAM_EUNSUPPORTED,
-            "dim_qk, dim_v: %lld, %lld, this kernel takes 64 or 128, the same for both", (long long)p->dim_qk,
-            (long long)p->dim_v);
+    const tile_limits limits = tile_limits_of(p);
+    const int64_t larger = p->dim_qk > p->dim_v ? p->dim_qk : p->dim_v;
+    REQUIRE(limits.widest || (p->dim_qk == p->dim_v && (larger == 64 || larger == 128)), error,
+            LOAM_EUNSUPPORTED, "dim_qk, dim_v: %lld, %lld, this kernel takes 64 or 128, the same for both",
+            (long long)p->dim_qk, (long long)p->dim_v);
+    REQUIRE(!limits.widest || larger <= limits.widest, error, LOAM_EUNSUPPORTED,
+            "dim_qk, dim_v: %lld, %lld, this kernel takes 1 to %lld", (long long)p->dim_qk,
+            (long long)p->dim_v, (long long)limits.widest);
+    REQUIRE(limits.half || p->dtype != LOAM_F16, error, LOAM_EUNSUPPORTED,
+            "dtype: f16, this kernel takes bf16");
     REQUIRE(p->score == LOAM_DOT && !local_mapped(p) && !p->slope && !p->key_bias, error, LOAM_EUNSUPPORTED,
             "score: with %sslopes, a key bias or RBF, this kernel takes dot products alone",
             "" LOCAL_MAPS(MAP_WORDS));

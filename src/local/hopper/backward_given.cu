@@ -670,11 +670,11 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const row_a
     TRY(cuda_grid_that_stays(blocks, STAYS, &grid, error));
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
     given_backward_maps maps = {};
-    TRY(query_map_make(&maps.q, p, &a->q, TILE_SIDE, error));
-    TRY(query_map_make(&maps.grad_o, p, &a->grad_o, TILE_SIDE, error));
-    if (PROBED) TRY(query_map_make(&maps.probe, p, &a->probe, TILE_SIDE, error));
-    TRY(key_map_make(&maps.k, p, &a->k, tile_shape::keys, error));
-    TRY(key_map_make(&maps.v, p, &a->v, tile_shape::keys, error));
+    TRY(query_map_make(&maps.q, p, &a->q, p->dim_qk, TILE_SIDE, error));
+    TRY(query_map_make(&maps.grad_o, p, &a->grad_o, p->dim_v, TILE_SIDE, error));
+    if (PROBED) TRY(query_map_make(&maps.probe, p, &a->probe, p->dim_qk, TILE_SIDE, error));
+    TRY(key_map_make(&maps.k, p, &a->k, p->dim_qk, tile_shape::keys, error));
+    TRY(key_map_make(&maps.v, p, &a->v, p->dim_v, tile_shape::keys, error));
     constexpr size_t shared = sizeof(given_backward_shared<DIM, PROBED, DECAYED, STAYS>);
     TRY(cuda_allow_shared((const void *)given_rows_kernel_hopper<DIM, PROBED, SCALED, DECAYED, STAYS>, shared,
                           error));

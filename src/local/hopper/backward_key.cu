@@ -684,17 +684,18 @@ static loam_status make_maps(key_maps *maps, const loam_problem *p, const loam_a
                              const key_directions *directions, loam_error *error)
 {
     constexpr int rows = key_shape<DIM, DIRECTIONS>::queries;
-    TRY(key_map_make(&maps->k, p, &a->k, TILE_SIDE, error));
-    TRY(key_map_make(&maps->v, p, &a->v, TILE_SIDE, error));
-    TRY(query_map_make(&maps->query[TILE_Q], p, &a->q, rows, error));
-    TRY(query_map_make(&maps->query[TILE_GRAD_O], p, &a->grad_o, rows, error));
-    if (DIRECTIONS == GIVEN_PROBE) TRY(query_map_make(&maps->query[TILE_RHO], p, &a->probe, rows, error));
+    TRY(key_map_make(&maps->k, p, &a->k, p->dim_qk, TILE_SIDE, error));
+    TRY(key_map_make(&maps->v, p, &a->v, p->dim_v, TILE_SIDE, error));
+    TRY(query_map_make(&maps->query[TILE_Q], p, &a->q, p->dim_qk, rows, error));
+    TRY(query_map_make(&maps->query[TILE_GRAD_O], p, &a->grad_o, p->dim_v, rows, error));
+    if (DIRECTIONS == GIVEN_PROBE)
+        TRY(query_map_make(&maps->query[TILE_RHO], p, &a->probe, p->dim_qk, rows, error));
     for (int part = 0; part < 2 && DIRECTIONS == SOLVED_PROBE; part++) {
         CUtensorMap *const to = part ? maps->lo : maps->query;
         const loam_const_view rho = rows_view_of(p, directions->rho[part]),
                               y = rows_view_of(p, directions->y[part]);
-        TRY(query_map_make(to + TILE_RHO, p, &rho, rows, error));
-        TRY(query_map_make(to + TILE_Y, p, &y, rows, error));
+        TRY(query_map_make(to + TILE_RHO, p, &rho, p->dim_qk, rows, error));
+        TRY(query_map_make(to + TILE_Y, p, &y, p->dim_qk, rows, error));
     }
     return LOAM_OK;
 }

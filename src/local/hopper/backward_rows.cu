@@ -453,8 +453,8 @@ static loam_status narrow_plan(const loam_problem *p, const rows_plan *plan, row
                                loam_error *error)
 {
     *narrow = *plan;
-    TRY(key_map_make(&narrow->maps.all.k, p, &plan->copy.keys, TILE_SIDE, error));
-    return key_map_make(&narrow->maps.all.v, p, &plan->copy.values, TILE_SIDE, error);
+    TRY(key_map_make(&narrow->maps.all.k, p, &plan->copy.keys, p->dim_qk, TILE_SIDE, error));
+    return key_map_make(&narrow->maps.all.v, p, &plan->copy.values, p->dim_v, TILE_SIDE, error);
 }
 
 /* The listed blocks; then the adjoint solve by row matrices, and what follows from it. */
@@ -475,10 +475,10 @@ static loam_status launch_listed(const loam_problem *p, const loam_args *a, cons
 template <int DIM>
 static loam_status launch(const loam_problem *p, const loam_args *a, rows_plan *plan, loam_error *error)
 {
-    TRY(query_map_make(&plan->maps.all.q, p, &a->q, TILE_SIDE, error));
-    TRY(query_map_make(&plan->maps.grad_o, p, &a->grad_o, TILE_SIDE, error));
-    TRY(key_map_make(&plan->maps.all.k, p, &a->k, TILE_SIDE, error));
-    TRY(key_map_make(&plan->maps.all.v, p, &a->v, TILE_SIDE, error));
+    TRY(query_map_make(&plan->maps.all.q, p, &a->q, p->dim_qk, TILE_SIDE, error));
+    TRY(query_map_make(&plan->maps.grad_o, p, &a->grad_o, p->dim_v, TILE_SIDE, error));
+    TRY(key_map_make(&plan->maps.all.k, p, &a->k, p->dim_qk, TILE_SIDE, error));
+    TRY(key_map_make(&plan->maps.all.v, p, &a->v, p->dim_v, TILE_SIDE, error));
     TRY(solve_work_clear(&plan->work, a, error));
     TRY(half_copy_make(&plan->copy, p, a, error));
     if (p->decay) {

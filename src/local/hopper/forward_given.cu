@@ -685,10 +685,10 @@ static loam_status launch(const loam_problem *p, const loam_args *a, loam_error 
     given_forward_maps maps;
     int most = 0;
     TRY(cuda_multiprocessors(&most, error));
-    TRY(query_map_make(&maps.q, p, &a->q, ROWS, error));
-    TRY(key_map_make(&maps.k, p, &a->k, tile_shape::keys, error));
-    TRY(key_map_make(&maps.v, p, &a->v, tile_shape::keys, error));
-    if (PROBED) TRY(query_map_make(&maps.probe, p, &a->probe, ROWS, error));
+    TRY(query_map_make(&maps.q, p, &a->q, p->dim_qk, ROWS, error));
+    TRY(key_map_make(&maps.k, p, &a->k, p->dim_qk, tile_shape::keys, error));
+    TRY(key_map_make(&maps.v, p, &a->v, p->dim_v, tile_shape::keys, error));
+    if (PROBED) TRY(query_map_make(&maps.probe, p, &a->probe, p->dim_qk, ROWS, error));
     TRY(cuda_allow_shared((const void *)given_kernel_hopper<DIM, PROBED, DECAYED>, shared, error));
     given_kernel_hopper<DIM, PROBED, DECAYED>
         <<<(unsigned)(blocks < most ? blocks : most), tile_shape::threads, shared, (cudaStream_t)a->stream>>>(

@@ -306,9 +306,9 @@ template <int DIM> static loam_status launch(const loam_problem *p, const loam_a
     const half_copy copy = half_copy_carve(p, &work, &pool);
     const heavy_work heavy = heavy_work_carve(p, &pool);
     qkv_maps maps;
-    TRY(query_map_make(&maps.q, p, &a->q, TILE_SIDE, error));
-    TRY(key_map_make(&maps.k, p, &copy.keys, TILE_SIDE, error));
-    TRY(key_map_make(&maps.v, p, &copy.values, TILE_SIDE, error));
+    TRY(query_map_make(&maps.q, p, &a->q, p->dim_qk, TILE_SIDE, error));
+    TRY(key_map_make(&maps.k, p, &copy.keys, p->dim_qk, TILE_SIDE, error));
+    TRY(key_map_make(&maps.v, p, &copy.values, p->dim_v, TILE_SIDE, error));
     TRY(solve_work_clear(&work, a, error));
     TRY(half_copy_make(&copy, p, a, error));
     if (p->decay) {

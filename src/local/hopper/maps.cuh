@@ -30,19 +30,19 @@ static inline bool key_map_fits(const loam_problem *p, const loam_const_view *vi
     return n.keys > 0 && tensor_map_fits(view, n.batch, p->heads_kv, n.keys);
 }
 
-/* The maps of such views, in boxes of `rows` tokens by 64 channels. */
+/* The maps of such views with `channels` channels, in boxes of `rows` tokens by 64 channels. */
 static inline loam_status query_map_make(CUtensorMap *map, const loam_problem *p, const loam_const_view *view,
-                                         int rows, loam_error *error)
+                                         int64_t channels, int rows, loam_error *error)
 {
     const extents n = extents_of(p);
-    return tensor_map_make(map, view, n.batch, p->heads_q, n.queries, p->dim_qk, rows, error);
+    return tensor_map_make(map, view, n.batch, p->heads_q, n.queries, channels, rows, error);
 }
 
 static inline loam_status key_map_make(CUtensorMap *map, const loam_problem *p, const loam_const_view *view,
-                                       int rows, loam_error *error)
+                                       int64_t channels, int rows, loam_error *error)
 {
     const extents n = extents_of(p);
-    return tensor_map_make(map, view, n.batch, p->heads_kv, n.keys, p->dim_qk, rows, error);
+    return tensor_map_make(map, view, n.batch, p->heads_kv, n.keys, channels, rows, error);
 }
 
 #endif
