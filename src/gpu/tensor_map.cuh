@@ -20,8 +20,8 @@ static inline bool tensor_map_fits(const loam_const_view *v, int64_t batch, int6
            step_fits(v->batch, batch);
 }
 
-/* The map of `view` as [batch][heads][tokens][channels] of bf16 or float16, in boxes of `rows` tokens by `columns`
- * channels: 64 (128-byte swizzle) or 32 (64-byte swizzle). Elements outside the array read as 0. */
+/* The map of `view` as [batch][heads][tokens][channels] of bf16 or float16, in boxes of `rows` tokens by
+ * `columns` channels: 64 (128-byte swizzle) or 32 (64-byte swizzle). Elements outside the array read as 0. */
 static inline loam_status tensor_map_make(CUtensorMap *map, const loam_const_view *view, int64_t batch,
                                           int64_t heads, int64_t tokens, int64_t channels, int rows,
                                           loam_error *error, int columns = 64)

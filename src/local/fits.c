@@ -16,8 +16,8 @@ loam_status local_cuda_fits(const loam_problem *p, loam_error *error)
 
 #define MAP_WORDS(member, words) words ", "
 
-/* What the kernels for Hopper take of each pass and probe. Their tiles are multiples of 64 channels wide; up to
- * `widest`, channels that the arrays do not have read as 0. Where `widest` is 0, both dimensions are 64 or
+/* What the kernels for Hopper take of each pass and probe. Their tiles are multiples of 64 channels wide; up
+ * to `widest`, channels that the arrays do not have read as 0. Where `widest` is 0, both dimensions are 64 or
  * 128. */
 typedef struct tile_limits {
     int64_t widest;
