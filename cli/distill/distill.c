@@ -280,8 +280,9 @@ static int measure_hybrid(command *c, beside_form form, const char *path, io_err
     const fit by = { c->r->training, path, interval, INFINITY, count_one, &c->bar };
     const int64_t window = c->r->hybrid;
     student s = { 0 };
+    bool whole;
     progress_begin(&c->bar, beside_arm(form)->name, form == BESIDE_TRAINED ? by.options.steps : 0);
-    int status = beside_begin(&c->from, &s, form, window, &by, c->r->training.seed, error);
+    int status = beside_begin(&c->from, &s, form, window, &by, c->r->training.seed, &whole, error);
     progress_end(&c->bar);
     if (!status) status = measure(c, beside_arm(form), &s, window, error);
     student_close(&s);
@@ -303,6 +304,8 @@ static bool is_wanted(const command *c, const distill_arm *a)
     case FORM_TRAINED: return c->r->training.steps > 0;
     case FORM_UNTIED: return c->r->training.steps > 0 && c->r->untied;
     case FORM_CASCADE: return c->r->training.steps > 0 && c->r->cascade;
+    case FORM_HYBRID:
+    case FORM_DIRECT: return false; /* a hybrid is one of --hybrid, beside the table */
     default: return true;
     }
 }

@@ -83,6 +83,8 @@ static void put_model(FILE *out, const cells *c, int number, bool drawn)
         fputs("<div class=\"row\">\n", out);
         put_picture(out, "nll", number, "NLL by attention");
         if (shared) put_picture(out, "dimensions", number, "features by layer");
+        if (c->far > 0) put_picture(out, "positions", number, "NLL by position");
+        if (c->behind[0] > 0) put_picture(out, "speed", number, "tokens a second by length");
         fputs("</div>\n", out);
     }
     fputs("<p>", out), html_escape(out, c->line), fputs(".</p>\n", out);
@@ -102,7 +104,8 @@ int distill_page_write(const distill_report *r, const char *path, io_error *erro
     fputs(
         ". ± is one standard error over windows, of differences window by window; of several seeds the mean "
         "of a window is taken first.</p>\n<p>Tables: <a href=\"results.csv\">results.csv</a>, "
-        "<a href=\"windows.csv\">windows.csv</a>, <a href=\"dimensions.csv\">dimensions.csv</a>.</p>\n"
+        "<a href=\"windows.csv\">windows.csv</a>, <a href=\"dimensions.csv\">dimensions.csv</a>, "
+        "<a href=\"positions.csv\">positions.csv</a>, <a href=\"speed.csv\">speed.csv</a>.</p>\n"
         "</body>\n</html>\n",
         out);
     return out_commit(file, error);

@@ -62,6 +62,12 @@ static int read_line(trial *t, int64_t n, io_error *error)
     return status;
 }
 
+int64_t trial_place(const ridge_plan *p, int64_t window, int64_t i)
+{
+    const score_window *w = &p->windows[window].at;
+    return (w->inputs - w->scored + i) * TRIAL_PLACES / p->choice.context;
+}
+
 static int read_window(trial *t, int64_t n, io_error *error)
 {
     const ridge_window *w = &t->plan->windows[n];
@@ -69,8 +75,10 @@ static int read_window(trial *t, int64_t n, io_error *error)
     if (t->plan->encoder) return read_line(t, n, error);
     const int status = scorer_run(t->scorer, t->inputs, w->at.inputs, ridge_targets(t->plan, w), w->at.scored,
                                   t->nll, error);
-    for (int64_t i = 0; !status && i < w->at.scored; i++)
+    for (int64_t i = 0; !status && i < w->at.scored; i++) {
         t->sums[t->count - 1][n] += t->nll[i];
+        if (t->places) t->places[n * TRIAL_PLACES + trial_place(t->plan, n, i)] += t->nll[i];
+    }
     return status;
 }
 

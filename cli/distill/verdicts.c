@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "cli/distill/verdicts.h"
 
+#include "cli/distill/arms.h"
 #include "cli/training/text.h"
 
 #include <inttypes.h>
@@ -8,7 +9,9 @@
 
 enum { LEAST_TOKENS = 10000 };
 
-static const double near = 0.08; /* of a gap to a measured one */
+static const double near = 0.08;      /* of a gap to a measured one */
+static const double clip_near = 0.05; /* of -log p */
+static const double flat = 1.15;      /* the time of a token behind many others to that behind few */
 
 typedef struct judged {
     const cells *c;
@@ -139,28 +142,86 @@ static bool judge_freedom(const judged *j, claim *c)
 }
 
 /* Not above: equal is enough. */
+static verdict not_above(paired x)
+{
+    return x.mean <= 0 ? VERDICT_HELD : x.mean > 2 * x.error ? VERDICT_NOT_HELD : VERDICT_UNDECIDED;
+}
+
 static bool judge_measured(const judged *j, claim *c)
 {
     const series *measured = trained(j, "measured", "softmax"),
                  *best = verdicts_best(j->c, j->list, j->count);
     if (!measured || !best) return false;
-    const paired x = say(j, c, measured, best);
-    const verdict v = x.mean <= 0            ? VERDICT_HELD
-                      : x.mean > 2 * x.error ? VERDICT_NOT_HELD
-                                             : VERDICT_UNDECIDED;
-    decide(j, c, measured, v);
+    decide(j, c, measured, not_above(say(j, c, measured, best)));
     return true;
 }
 
-/* The best student there is. */
-static bool judge_window(const judged *j, claim *c)
+static bool judge_clip(const judged *j, claim *c)
+{
+    const series *clip = trained(j, "clip", "softmax"), *attn = trained(j, "attn", "softmax");
+    if (!clip || !attn) return false;
+    const paired x = say(j, c, clip, attn);
+    decide(j, c, clip, fabs(x.mean) <= clip_near ? VERDICT_HELD : VERDICT_NOT_HELD);
+    return true;
+}
+
+/* Against Fix of the same seed, from the same draws: windows alone decide. */
+static bool judge_other(const judged *j, claim *c, const char *arm)
+{
+    const series *other = find(j, arm, NULL, NULL), *fix = trained(j, "fix", "softmax");
+    if (!other || !fix) return false;
+    series start = { .seeds = 0 };
+    for (int i = 0; i < fix->seeds; i++)
+        if (fix->cell[i]->seed == other->cell[0]->seed) start.cell[start.seeds++] = fix->cell[i];
+    if (start.seeds == 0) return false;
+    say_gap(j, c, other);
+    const paired x = say(j, c, other, &start);
+    c->verdict = x.tokens >= LEAST_TOKENS ? not_above(x) : VERDICT_UNDECIDED;
+    return true;
+}
+static bool judge_direct(const judged *j, claim *c) { return judge_other(j, c, "direct"); }
+static bool judge_cascade(const judged *j, claim *c) { return judge_other(j, c, "cascade"); }
+
+/* The best of the students, or of the hybrids. */
+static bool judge_window(const judged *j, claim *c, bool hybrid)
 {
     const series *const window = find(j, "window", NULL, NULL), *best = NULL;
-    for (int i = 0; i < j->count; i++)
-        if (j->list[i].cell[0]->loss >= 0 && (!best || series_difference(j->c, &j->list[i], best).mean < 0))
-            best = &j->list[i];
+    for (int i = 0; i < j->count; i++) {
+        const cell *one = j->list[i].cell[0];
+        if (one->loss < 0 || (distill_arm_at(one->arm)->form == FORM_HYBRID) != hybrid) continue;
+        if (!best || series_difference(j->c, &j->list[i], best).mean < 0) best = &j->list[i];
+    }
     if (!window || !best) return false;
     decide(j, c, best, lower(say(j, c, best, window)));
+    return true;
+}
+static bool judge_hybrid(const judged *j, claim *c) { return judge_window(j, c, true); }
+static bool judge_student(const judged *j, claim *c) { return judge_window(j, c, false); }
+
+/* From how many tokens on states are faster, at all lengths that were measured. */
+static int faster_from(const cells *c, int count)
+{
+    int from = count;
+    while (from > 0 && c->speeds[1][from - 1] < c->speeds[0][from - 1])
+        from--;
+    return from;
+}
+
+static bool judge_speed(const judged *j, claim *c)
+{
+    const cells *const of = j->c;
+    int count = 0;
+    while (count < SPEEDS && of->behind[count] > 0)
+        count++;
+    if (count == 0 || isnan(of->speeds[0][0])) return false;
+    const int from = faster_from(of, count);
+    const double growth = of->speeds[1][count - 1] / of->speeds[1][0];
+    for (int i = 0; i < count; i++)
+        text_add(c->numbers, CLAIM_TEXT, "%" PRId64 ": %.3g and %.3g ms. ", of->behind[i],
+                 1e3 * of->speeds[0][i], 1e3 * of->speeds[1][i]);
+    if (from < count)
+        text_add(c->numbers, CLAIM_TEXT, "Faster from %" PRId64 " tokens on. ", of->behind[from]);
+    c->verdict = from < count && growth <= flat ? VERDICT_HELD : VERDICT_NOT_HELD;
     return true;
 }
 
@@ -181,7 +242,16 @@ int verdicts_of(const cells *c, claim out[VERDICTS])
         { "strategies",
           "Numbers of features that were measured are no worse than the better degrees of freedom.",
           judge_measured },
-        { "memory", "The best student is below sinks and a window of equal memory.", judge_window },
+        { "strategies", "Clip is within 0.05 of the degrees of freedom that it cuts.", judge_clip },
+        { "students", "Trained through the model, a student is no worse than as it was.", judge_direct },
+        { "students", "A cascade is no worse than layers side by side.", judge_cascade },
+        { "memory", "The best hybrid is below sinks and a window of equal memory.", judge_hybrid },
+        { "memory", "The best student without a window is below sinks and a window of equal memory.",
+          judge_student },
+        { "speed",
+          "A token with states takes as long behind many others as behind few, and less than with keys and "
+          "values.",
+          judge_speed },
     };
     judged j = { .c = c };
     int count = 0;
