@@ -43,6 +43,8 @@ int64_t cell_numbers(const cells *c) { return c->windows + c->layers + 1 + c->fa
 bool cell_done(const cell *one) { return !isnan(one->nll[0]); }
 bool cell_has_far(const cell *one) { return one->far && !isnan(one->far[0]); }
 
+const char *cells_measure(const cells *c) { return c->encoder ? "1 - cosine" : "NLL"; }
+
 cell *cells_take(cells *c, int arm, int how, int loss, int64_t seed)
 {
     for (int i = 0; i < c->count; i++) {
@@ -97,7 +99,7 @@ static int choose_arms(cells *c, const course *of, int64_t seed, io_error *error
     const bool trains = of->training.steps > 0;
     int status = 0;
     for (int i = 0; !status && (arm = distill_arm_at(i)); i++) {
-        if (distill_arm_draws(arm) != (seed > 0)) continue;
+        if (distill_arm_draws(arm) != (seed > 0) || (c->encoder && arm->form == FORM_WINDOW)) continue;
         if (arm->form < FORM_TRAINED)
             status = choose(c, i, distill_arm_has_features(arm) ? 0 : -1, -1, seed, error);
         else if (arm->form == FORM_TRAINED)

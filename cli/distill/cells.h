@@ -23,8 +23,9 @@ typedef struct cell {
 /* Of one model. */
 typedef struct cells {
     char model[LM_MODEL_NAME];
-    char line[CELL_LINE];         /* all that results depend on, but the cells' own words and `checksum` */
-    uint64_t checksum;            /* of the calibration's tokens; 0: not yet read */
+    char line[CELL_LINE]; /* all that results depend on, but the cells' own words and `checksum` */
+    uint64_t checksum;    /* of the calibration's tokens; 0: not yet read */
+    bool encoder;         /* windows are lines, and nll 1 less the cosine to the vector under softmax */
     int64_t layers, windows, far; /* far: windows that are longer than those of the calibration */
     int64_t *tokens;              /* [windows]: that they predict */
     int *text;                    /* [windows]: the text that they are of */
@@ -41,6 +42,9 @@ typedef struct cells {
 /* Takes room for all that its numbers tell; on failure cells_close is due too. */
 int cells_open(cells *c, int64_t layers, int64_t windows, int64_t far, io_error *error);
 void cells_close(cells *c);
+
+/* What nll is: "NLL", "1 - cosine". */
+const char *cells_measure(const cells *c);
 
 /* Those that a course wants, in the order in which they are run. */
 int cells_choose(cells *c, const course *of, io_error *error);

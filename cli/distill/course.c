@@ -56,6 +56,18 @@ course course_brief(const course *c)
     return own;
 }
 
+course course_of_encoder(const course *c, int64_t channels)
+{
+    enum { LINES = 8, PART = 4 }; /* of windows and of their length */
+    course own = *c;
+    own.windows *= LINES, own.context = c->context < PART ? 1 : c->context / PART;
+    own.budget.mean = channels;
+    own.students[COURSE_HYBRID] = own.students[COURSE_DIRECT] = false;
+    for (int i = 0; strategy_name(i); i++)
+        if (strcmp(strategy_name(i), "measured") == 0) own.strategies[i] = false;
+    return own;
+}
+
 void course_describe(const course *c, char line[COURSE_LINE])
 {
     snprintf(line, COURSE_LINE,

@@ -11,9 +11,10 @@
 static void put_table(FILE *out, const cells *c, const series *list, int count)
 {
     char label[CELL_LABEL], text[64];
-    fputs("<div class=\"wide\"><table>\n<tr><th>attention</th><th>seeds</th><th>NLL</th>"
-          "<th>more than softmax</th><th>gap</th></tr>\n",
-          out);
+    fprintf(out,
+            "<div class=\"wide\"><table>\n<tr><th>attention</th><th>seeds</th><th>%s</th>"
+            "<th>more than softmax</th><th>gap</th></tr>\n",
+            cells_measure(c));
     for (int i = 0; i < count; i++)
         fprintf(out, "<tr><td>%s</td><td>%d</td><td>%.4f</td><td>%s</td><td>%.3f</td></tr>\n",
                 cell_label(list[i].cell[0], label), list[i].seeds, series_difference(c, &list[i], NULL).mean,
@@ -77,7 +78,7 @@ static void put_model(FILE *out, const cells *c, int number, bool drawn)
         shared |= distill_shared(c, how) != NULL;
     fputs("<h2>", out), html_escape(out, c->model), fputs("</h2>\n", out);
     put_table(out, c, list, count);
-    put_paper(out, c, list, count);
+    if (!c->encoder) put_paper(out, c, list, count);
     html_claims(out, "What is expected", "about", claims, judged);
     if (drawn) {
         fputs("<div class=\"row\">\n", out);
@@ -99,7 +100,11 @@ int distill_page_write(const distill_report *r, const char *path, io_error *erro
     html_head(out, "From softmax to positive features");
     for (int i = 0; i < r->count; i++)
         put_model(out, &r->models[i], i + 1, r->drawn);
-    fputs("<h2>What was run</h2>\n<p>NLL is -log p of a token of ", out), html_escape(out, r->texts);
+    fputs(
+        "<h2>What was run</h2>\n<p>NLL is -log p of a token, and 1 - cosine, of an encoder, between the vectors of "
+        "a line under softmax and under this attention, of ",
+        out),
+        html_escape(out, r->texts);
     fputs("; features are fitted to ", out), html_escape(out, r->calibration);
     fputs(
         ". ± is one standard error over windows, of differences window by window; of several seeds the mean "

@@ -73,8 +73,8 @@ static int draw_nll(const cells *c, const char *path, io_error *error)
         fprintf(out, " %d", i);
     }
     fputs(")\nset title ", out), plot_quote(p, c->model);
-    fputs(" offset 0,-0.5\nset xlabel '-log p of a token, more than with softmax' offset 0,0.3\nunset key\n"
-          "set lmargin at screen 0.38\nset rmargin at screen 0.96\n"
+    fprintf(out, " offset 0,-0.5\nset xlabel '%s, more than with softmax' offset 0,0.3\n", cells_measure(c));
+    fputs("unset key\nset lmargin at screen 0.38\nset rmargin at screen 0.96\n"
           "plot $n using 1:2:3:4 with xerrorbars lc variable pt 7 ps 0.7\n",
           out);
     return plot_close(p, error);

@@ -115,10 +115,10 @@ static void print_model(FILE *out, const cells *c)
     claim claims[VERDICTS];
     char label[CELL_LABEL], text[64];
     const int count = cells_series(c, list), judged = verdicts_of(c, claims);
-    fprintf(out, "\n%s\n%-26s %6s %9s %7s  %s\n", c->model, "attention", "seeds", "NLL", "gap",
+    fprintf(out, "\n%s\n%-26s %6s %10s %7s  %s\n", c->model, "attention", "seeds", cells_measure(c), "gap",
             "more than softmax");
     for (int i = 0; i < count; i++)
-        fprintf(out, "%-26s %6d %9.4f %7.3f  %s\n", cell_label(list[i].cell[0], label), list[i].seeds,
+        fprintf(out, "%-26s %6d %10.4f %7.3f  %s\n", cell_label(list[i].cell[0], label), list[i].seeds,
                 series_difference(c, &list[i], NULL).mean, series_gap(c, list, count, &list[i]),
                 paired_text(series_difference(c, &list[i], &list[0]), text));
     for (int i = 0; i < judged; i++)

@@ -20,7 +20,8 @@ enum { PROBE_STEPS = 4 };
 
 typedef struct sweep {
     const distill_sweep_options *with;
-    const course *course;
+    const course *course; /* the caller's, or `own` */
+    course own;           /* of an encoder */
     cells *cells;
     char state[EXPERIMENT_PATH];
     turns turns; /* of processes that share the directory */
@@ -95,7 +96,7 @@ static int open_far(sweep *s, int64_t *windows, io_error *error)
                   length = want < most ? want : most;
     const ridge_choice choice = { .context = length, .tokens = s->course->tokens };
     *windows = 0;
-    if (length <= s->course->context) return 0;
+    if (length <= s->course->context || s->cells->encoder) return 0;
     const int status = ridge_plan_open(&s->far, &choice, s->session.model, s->session.tokens,
                                        s->course->texts, error);
     if (!status) *windows = s->far.window_count, s->cells->length = length;
@@ -121,7 +122,7 @@ static int open_cells(sweep *s, io_error *error)
         status = cells_open(c, lm_model_config(s->session.model)->layers, s->plan.window_count, far, error);
     if (status) return status;
     count_tokens(s), describe(s);
-    speed_plan(c, s->course, &s->session);
+    if (!c->encoder) speed_plan(c, s->course, &s->session);
     status = cells_choose(c, s->course, error);
     if (!status && s->with->restart) status = discard(s->state, error);
     if (!status && s->with->restart) status = discard_checkpoints(s, true, error);
@@ -129,14 +130,29 @@ static int open_cells(sweep *s, io_error *error)
     return status ? status : discard_checkpoints(s, false, error);
 }
 
+/* Features of an encoder are trained on the CPU, whatever the others are. */
+static int open_session(sweep *s, io_error *error)
+{
+    const char *const path = s->with->model;
+    lm_words words = *s->with->words;
+    int status = lm_session_open(&s->session, path, &words, error);
+    if (status || lm_model_config(s->session.model)->architecture != LM_BERT) return status;
+    s->cells->encoder = true;
+    s->own = course_of_encoder(s->course, lm_model_config(s->session.model)->head_dim);
+    s->course = s->making.course = &s->own;
+    if (!s->session.on.gpu) return 0;
+    lm_session_close(&s->session);
+    words.backend = NULL, words.device = -1;
+    return lm_session_open(&s->session, path, &words, error);
+}
+
 static int open_model(sweep *s, io_error *error)
 {
     const char *const path = s->with->model;
-    const ridge_choice choice = { .context = s->course->context, .tokens = s->course->tokens };
-    int status = lm_session_open(&s->session, path, s->with->words, error);
+    int status = open_session(s, error);
     if (!status) status = distillation_check(&s->session, path, error);
-    if (!status && lm_model_config(s->session.model)->architecture == LM_BERT)
-        status = io_fail(error, EXIT_USAGE, "%s: it is an encoder; expected a model that predicts", path);
+    if (!status) status = dof_budget_check(&s->course->budget, error);
+    const ridge_choice choice = { .context = s->course->context, .tokens = s->course->tokens };
     lm_model_name(path, s->cells->model);
     if (!status)
         status = ridge_plan_open(&s->plan, &choice, s->session.model, s->session.tokens, s->course->texts,
@@ -157,7 +173,11 @@ static int open_calibration(sweep *s, io_error *error)
         return io_fail(error, EXIT_INPUT, "%s is of a run with another calibration: --restart discards it",
                        s->state);
     s->cells->checksum = s->from.checksum;
-    return keep(s, error);
+    status = keep(s, error);
+    /* Vectors of lines are compared with the first that were read. */
+    return status || !s->cells->encoder
+               ? status
+               : measure_arm_of(&s->from, &s->trial, distill_arm_at(0), NULL, -1, 0, error);
 }
 
 /* ---- cells */
@@ -285,10 +305,11 @@ static void tell_plan(sweep *s)
         trained += c->list[i].chosen && !cell_done(&c->list[i]) && c->list[i].loss >= 0;
     s->expected = cost_left(s);
     printf("%s: %d cell%s, of which %d train %" PRId64 " steps; %" PRId64 " windows of %" PRId64
-           " tokens calibrate, %" PRId64 " tokens are predicted. About %.1f minutes.\n%-26s %10s %9s %9s\n",
+           " tokens calibrate, %" PRId64 " %s. About %.1f minutes.\n%-26s %10s %10s %9s\n",
            c->model, cells_left(c), cells_left(c) == 1 ? "" : "s", trained, s->course->training.steps,
-           s->from.of.windows, s->course->context, predicted, s->expected / 60, "attention", "seed", "NLL",
-           "minutes");
+           s->from.of.windows, s->course->context, predicted,
+           c->encoder ? "lines are compared" : "tokens are predicted", s->expected / 60, "attention", "seed",
+           cells_measure(c), "minutes");
     fflush(stdout);
 }
 
@@ -299,7 +320,7 @@ static void tell(const sweep *s, const cell *one)
     for (int64_t n = 0; n < s->cells->windows; n++)
         nll += one->nll[n], predicted += (double)s->cells->tokens[n];
     if (one->seed > 0) snprintf(seed, sizeof seed, "%" PRId64, one->seed);
-    printf("%-26s %10s %9.4f %9.1f", cell_label(one, label), seed, nll / predicted, *one->seconds / 60);
+    printf("%-26s %10s %10.4f %9.1f", cell_label(one, label), seed, nll / predicted, *one->seconds / 60);
     const double left = cost_left(s);
     if (left > 0 && left < s->expected)
         printf("   about %.1f left", left * (lm_seconds() - s->begun) / (s->expected - left) / 60);

@@ -7,7 +7,7 @@
 #include <inttypes.h>
 #include <math.h>
 
-enum { LEAST_TOKENS = 10000 };
+enum { LEAST_TOKENS = 10000, LEAST_LINES = 1000 };
 
 static const double near = 0.08;      /* of a gap to a measured one */
 static const double clip_near = 0.05; /* of -log p */
@@ -60,15 +60,18 @@ static double say_gap(const judged *j, claim *c, const series *a)
     return gap;
 }
 
+static int64_t least(const judged *j) { return j->c->encoder ? LEAST_LINES : LEAST_TOKENS; }
+
 /* One seed, or little text, may be luck. */
 static void decide(const judged *j, claim *c, const series *of, verdict v)
 {
     const int64_t predicted = series_difference(j->c, of, NULL).tokens;
     c->verdict = v;
-    if (of->seeds >= CLAIM_SEEDS && predicted >= LEAST_TOKENS) return;
+    if (of->seeds >= CLAIM_SEEDS && predicted >= least(j)) return;
     text_add(c->numbers, CLAIM_TEXT,
-             "%d of the %d seeds and %" PRId64 " of the %d tokens that it takes; %s with these. ", of->seeds,
-             CLAIM_SEEDS, predicted, LEAST_TOKENS, verdict_names[v]);
+             "%d of the %d seeds and %" PRId64 " of the %" PRId64 " %s that it takes; %s with these. ",
+             of->seeds, CLAIM_SEEDS, predicted, least(j), j->c->encoder ? "lines" : "tokens",
+             verdict_names[v]);
     c->verdict = VERDICT_UNDECIDED;
 }
 
@@ -179,6 +182,17 @@ static bool judge_other(const judged *j, claim *c, const char *arm)
     c->verdict = x.tokens >= LEAST_TOKENS ? not_above(x) : VERDICT_UNDECIDED;
     return true;
 }
+
+/* A sentence's vector after training, and before it from the same draws. */
+static bool judge_encoder(const judged *j, claim *c)
+{
+    const series *fix = trained(j, "fix", "softmax"), *drawn = find(j, "balanced pairs", NULL, NULL);
+    if (!fix || !drawn) return false;
+    const paired x = say(j, c, fix, drawn);
+    c->verdict = x.tokens >= least(j) ? lower(x) : VERDICT_UNDECIDED;
+    return true;
+}
+
 static bool judge_direct(const judged *j, claim *c) { return judge_other(j, c, "direct"); }
 static bool judge_cascade(const judged *j, claim *c) { return judge_other(j, c, "cascade"); }
 
@@ -230,35 +244,41 @@ int verdicts_of(const cells *c, claim out[VERDICTS])
     static const struct {
         const char *about, *text;
         bool (*judge)(const judged *j, claim *c);
+        bool encoders; /* of these, else of models that predict */
     } rows[] = {
-        { "untrained", "Balanced pairs < pairs < features of N(0, I) < uniform attention.", judge_untrained },
-        { "untrained", "The gaps are within 0.08 of 0.60 for balanced pairs and 0.69 for pairs.",
-          judge_pilot },
-        { "losses", "Fix: the softmax loss < l2row < l2 < features of N(0, I).", judge_losses },
-        { "losses", "Fix by the softmax loss: a gap of at most 0.45, and below balanced pairs.", judge_fix },
+        { "untrained", "Balanced pairs < pairs < features of N(0, I) < uniform attention.", judge_untrained,
+          false },
+        { "untrained", "The gaps are within 0.08 of 0.60 for balanced pairs and 0.69 for pairs.", judge_pilot,
+          false },
+        { "losses", "Fix: the softmax loss < l2row < l2 < features of N(0, I).", judge_losses, false },
+        { "losses", "Fix by the softmax loss: a gap of at most 0.45, and below balanced pairs.", judge_fix,
+          false },
         { "strategies",
           "The better of the two degrees of freedom: below Fix at equal cost, and a gap of at most 0.25.",
-          judge_freedom },
+          judge_freedom, false },
         { "strategies",
           "Numbers of features that were measured are no worse than the better degrees of freedom.",
-          judge_measured },
-        { "strategies", "Clip is within 0.05 of the degrees of freedom that it cuts.", judge_clip },
-        { "students", "Trained through the model, a student is no worse than as it was.", judge_direct },
-        { "students", "A cascade is no worse than layers side by side.", judge_cascade },
-        { "memory", "The best hybrid is below sinks and a window of equal memory.", judge_hybrid },
+          judge_measured, false },
+        { "strategies", "Clip is within 0.05 of the degrees of freedom that it cuts.", judge_clip, false },
+        { "students", "Trained through the model, a student is no worse than as it was.", judge_direct,
+          false },
+        { "students", "A cascade is no worse than layers side by side.", judge_cascade, false },
+        { "memory", "The best hybrid is below sinks and a window of equal memory.", judge_hybrid, false },
         { "memory", "The best student without a window is below sinks and a window of equal memory.",
-          judge_student },
+          judge_student, false },
         { "speed",
           "A token with states takes as long behind many others as behind few, and less than with keys and "
           "values.",
-          judge_speed },
+          judge_speed, false },
+        { "encoders", "Features trained by the softmax loss keep a line's vector better than balanced pairs.",
+          judge_encoder, true },
     };
     judged j = { .c = c };
     int count = 0;
     j.count = cells_series(c, j.list);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         out[count] = (claim){ .source = rows[i].about, .text = rows[i].text };
-        count += rows[i].judge(&j, &out[count]);
+        if (rows[i].encoders == c->encoder) count += rows[i].judge(&j, &out[count]);
     }
     return count;
 }

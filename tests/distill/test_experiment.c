@@ -56,6 +56,25 @@ static void test_whole(void **state)
     expect_rows("w/results.csv", "$5 == \"hybrid 3/4\" && $7 > 0", 1);
 }
 
+/* Lines of an encoder: no window, no longer ones, no times; what is trained is nearer than what it began as. */
+static void test_encoder(void **state)
+{
+    (void)state;
+    make_texts();
+    const outcome told = run_loam("experiment distill " MODELS "bert" SMALL "--steps 60 --out e");
+    expect_status(&told, 0);
+    assert_non_null(strstr(told.out, "lines are compared"));
+    assert_non_null(strstr(told.out, "Features trained by the softmax loss keep a line's vector"));
+    assert_null(strstr(told.out, "Balanced pairs <"));
+    expect_rows("e/results.csv", "NF == 10", 3 + 5 + 3 + 2 + 1);
+    expect_rows("e/positions.csv", "1", 0);
+    expect_rows("e/speed.csv", "1", 0);
+    assert_true(shell_holds("awk -F, '$5 == \"softmax\" { s = $7 } $5 == \"balanced pairs\" { b = $7 } "
+                            "$5 == \"trained\" && $2 == \"fix\" && $3 == \"softmax\" { t = $7 } "
+                            "END { exit !(s < 1e-6 && t < b / 2 && t > 0) }' e/results.csv"));
+    assert_true(shell_holds("grep -q '1 - cosine' e/index.html && ! grep -q \"paper's\" e/index.html"));
+}
+
 /* Three processes share the work: each cell is of one of them, and the bytes are those of a single one. */
 static void test_shared(void **state)
 {
@@ -143,7 +162,6 @@ static void test_refused(void **state)
         { MODELS "gpt2" SMALL "again", 2, "expected models, --calibration and --text" },
         { MODELS "gpt2 --text t.txt", 2, "expected models, --calibration and --text" },
         { MODELS "gpt2,,x" SMALL, 2, "expected at most 8 paths of models" },
-        { MODELS "bert" SMALL, 2, "it is an encoder; expected a model that predicts" },
         { MODELS "none" SMALL, 3, "none" },
     };
     (void)state;
@@ -154,8 +172,8 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_whole), cmocka_unit_test(test_shared),  cmocka_unit_test(test_resumed),
-        cmocka_unit_test(test_seeds), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_whole),   cmocka_unit_test(test_encoder), cmocka_unit_test(test_shared),
+        cmocka_unit_test(test_resumed), cmocka_unit_test(test_seeds),   cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }
