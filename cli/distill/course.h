@@ -39,8 +39,8 @@ const char *course_student_name(int index);
 void course_fill(course *c, bool reduced);
 /* Of models but the first: Fix and the two degrees of freedom, by the softmax loss, of the first seed. */
 course course_brief(const course *c);
-/* Of an encoder, heads of so many channels: lines in the place of windows, as many features as channels, and no
- * students beside windows or through the model. */
+/* Of an encoder, heads of so many channels: lines in the place of windows, as many features as channels, and
+ * no students beside windows or through the model. */
 course course_of_encoder(const course *c, int64_t channels);
 /* All that a cell depends on but model, texts' tokens and machine. */
 void course_describe(const course *c, char line[COURSE_LINE]);

@@ -101,8 +101,8 @@ int distill_page_write(const distill_report *r, const char *path, io_error *erro
     for (int i = 0; i < r->count; i++)
         put_model(out, &r->models[i], i + 1, r->drawn);
     fputs(
-        "<h2>What was run</h2>\n<p>NLL is -log p of a token, and 1 - cosine, of an encoder, between the vectors of "
-        "a line under softmax and under this attention, of ",
+        "<h2>What was run</h2>\n<p>NLL is -log p of a token; 1 - cosine, of an encoder, is that between the "
+        "vectors of a line under softmax and under this attention. Of ",
         out),
         html_escape(out, r->texts);
     fputs("; features are fitted to ", out), html_escape(out, r->calibration);

@@ -56,7 +56,7 @@ static void test_whole(void **state)
     expect_rows("w/results.csv", "$5 == \"hybrid 3/4\" && $7 > 0", 1);
 }
 
-/* Lines of an encoder: no window, no longer ones, no times; what is trained is nearer than what it began as. */
+/* Lines of an encoder: no window, no longer ones, no times; what is trained is nearer than it began. */
 static void test_encoder(void **state)
 {
     (void)state;
