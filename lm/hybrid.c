@@ -21,30 +21,34 @@ static bool make_room(hybrid_room *w, const machine *on, size_t bytes)
 }
 
 static loam_problem problem_of(const machine *on, const lm_options *options, const lm_config *c,
-                               int64_t layer, int64_t tokens)
+                               int64_t layer, int64_t texts, int64_t tokens)
 {
     loam_problem p = loam_problem_default(LOAM_LINEAR, LOAM_FORWARD);
     p.dtype = on->operand, p.backend = machine_backend(on), p.threads = on->threads;
     p.heads_q = c->heads_q, p.heads_kv = c->heads_kv;
-    p.len_q = tokens, p.dim_qk = p.dim_v = c->head_dim;
+    p.batch = texts, p.len_q = tokens, p.dim_qk = p.dim_v = c->head_dim;
     p.scale = options->inverse_temperature * lm_config_scale(c, layer);
     manner_features_problem(manner_features(options, layer), &p);
     return p;
 }
 
-static loam_const_view heads_of(matrix x, int64_t d) { return (loam_const_view){ x.data, 0, d, x.row }; }
+/* Of rows of a text each. */
+static loam_const_view heads_of(matrix x, int64_t d, int64_t rows)
+{
+    return (loam_const_view){ x.data, rows * x.row, d, x.row };
+}
 
 int hybrid_attend(hybrid_room *w, const machine *on, const lm_options *options, const lm_config *c,
-                  int64_t layer, matrix o, matrix q, matrix k, matrix v, io_error *error)
+                  int64_t layer, int64_t texts, matrix o, matrix q, matrix k, matrix v, io_error *error)
 {
-    const int64_t d = c->head_dim;
+    const int64_t d = c->head_dim, rows = q.rows / texts;
     const lm_features *f = manner_features(options, layer);
-    const loam_problem p = problem_of(on, options, c, layer, q.rows);
+    const loam_problem p = problem_of(on, options, c, layer, texts, rows);
     const loam_hybrid_args more = { .gain = f->gain };
-    loam_args args = { .q = heads_of(q, d),
-                       .k = heads_of(k, d),
-                       .v = heads_of(v, d),
-                       .o = { o.data, 0, d, o.row },
+    loam_args args = { .q = heads_of(q, d, rows),
+                       .k = heads_of(k, d, rows),
+                       .v = heads_of(v, d, rows),
+                       .o = { o.data, rows * o.row, d, o.row },
                        .stream = machine_stream(on) };
     if (f->untied) return io_fail(error, EXIT_USAGE, "a window beside untied features: expected one of them");
     loam_hybrid *call;

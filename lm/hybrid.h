@@ -13,9 +13,10 @@ typedef struct hybrid_room {
     size_t bytes;
 } hybrid_room;
 
-/* o of the rows of q, k and v, a whole text, by o->sinks, o->window and the features of a layer. */
+/* o of the rows of q, k and v, so many whole texts one after another, by o->sinks, o->window and the features
+ * of a layer. */
 int hybrid_attend(hybrid_room *w, const machine *on, const lm_options *options, const lm_config *c,
-                  int64_t layer, matrix o, matrix q, matrix k, matrix v, io_error *error);
+                  int64_t layer, int64_t texts, matrix o, matrix q, matrix k, matrix v, io_error *error);
 void hybrid_close(hybrid_room *w);
 
 #endif

@@ -516,11 +516,12 @@ static int attend(lm_text *t, int64_t layer, matrix o, matrix q, io_error *error
     attended what = { layer, 0, 0, q.rows / t->batch };
     int status = 0;
     if (how->window > 0 && (how->only < 0 || how->only == layer)) {
-        if (t->length > 0 || t->batch > 1)
+        const lm_features *beside = manner_features(how, layer);
+        if (t->length > 0 || (t->batch > 1 && !beside))
             return io_fail(error, EXIT_USAGE, "a window reads a text in one go, and one alone");
-        if (manner_features(how, layer))
-            return hybrid_attend(&t->hybrid, t->of->on, how, c, layer, o, q, t->keys[layer], t->values[layer],
-                                 error);
+        if (beside)
+            return hybrid_attend(&t->hybrid, t->of->on, how, c, layer, t->batch, o, q, t->keys[layer],
+                                 t->values[layer], error);
         return window_attend(&t->window, t->of->on, how, c->head_dim,
                              how->inverse_temperature * lm_config_scale(c, layer), o, q, t->keys[layer],
                              t->values[layer], error);

@@ -11,9 +11,9 @@ enum { TRIAL_ARMS = 32, TRIAL_PLACES = 16 };
 typedef struct trial {
     const ridge_plan *plan; /* of its windows */
     const lm_model *model;
-    scorer *scorer; /* NULL of an encoder */
-    lm_text *text;  /* the scorer's, or an encoder's own */
-    int32_t *inputs;
+    scorer *scorer;  /* NULL of an encoder */
+    lm_text *text;   /* the scorer's, or an encoder's own */
+    int32_t *inputs; /* of windows that are read side by side */
     double *nll;
     float *base, *vector, *rows; /* an encoder's: [windows] of arm 0, of a window; rows in host memory */
     int count;
