@@ -14,12 +14,12 @@ static const distill_arm arms[] = {
     { "elu + 1", FORM_LINEAR, STUDENT_UNIFORM, false, 0 },
     { "window", FORM_WINDOW, STUDENT_UNIFORM, false, 0 },
     { "trained", FORM_TRAINED, STUDENT_PAIRS, true, 0 },
-    { "untied", FORM_UNTIED, STUDENT_PAIRS, true, 0 },
-    { "cascade", FORM_CASCADE, STUDENT_PAIRS, true, 0 },
     { "hybrid 1/2", FORM_HYBRID, STUDENT_PAIRS, true, 4 },
     { "hybrid 3/4", FORM_HYBRID, STUDENT_PAIRS, true, 6 },
     { "hybrid 7/8", FORM_HYBRID, STUDENT_PAIRS, true, 7 },
     { "direct", FORM_DIRECT, STUDENT_PAIRS, true, 0 },
+    { "untied", FORM_UNTIED, STUDENT_PAIRS, true, 0 },
+    { "cascade", FORM_CASCADE, STUDENT_PAIRS, true, 0 },
 };
 enum { ARMS = sizeof arms / sizeof *arms };
 

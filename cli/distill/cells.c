@@ -43,6 +43,8 @@ int64_t cell_numbers(const cells *c) { return c->windows + c->layers + 1 + c->fa
 bool cell_done(const cell *one) { return !isnan(one->nll[0]); }
 bool cell_has_far(const cell *one) { return one->far && !isnan(one->far[0]); }
 
+bool cells_timed(const cells *c) { return c->behind[0] > 0 && !isnan(c->speeds[0][0]); }
+
 const char *cells_measure(const cells *c) { return c->encoder ? "1 - cosine" : "NLL"; }
 
 cell *cells_take(cells *c, int arm, int how, int loss, int64_t seed)
@@ -73,8 +75,8 @@ static int choose(cells *c, int arm, int how, int loss, int64_t seed, io_error *
 static int choose_trained(cells *c, const course *of, int arm, int64_t seed, io_error *error)
 {
     int status = 0;
-    for (int how = 0; strategy_name(how); how++)
-        for (int loss = 0; !status && course_loss(loss); loss++)
+    for (int loss = 0; course_loss(loss); loss++)
+        for (int how = 0; !status && strategy_name(how); how++)
             if (of->strategies[how] && (how == 0 ? of->losses[loss] : loss == FEATURE_LOSS_SOFTMAX))
                 status = choose(c, arm, how, loss, seed, error);
     return status;
@@ -116,6 +118,12 @@ int cells_choose(cells *c, const course *of, io_error *error)
     for (int i = 0; !status && i < of->seeds.count; i++)
         status = choose_arms(c, of, of->seeds.items[i], error);
     return status;
+}
+
+void cells_end(cells *c)
+{
+    for (int i = 0; i < c->count; i++)
+        c->list[i].chosen = c->list[i].chosen && cell_done(&c->list[i]);
 }
 
 int cells_left(const cells *c)

@@ -43,6 +43,8 @@ typedef struct cells {
 int cells_open(cells *c, int64_t layers, int64_t windows, int64_t far, io_error *error);
 void cells_close(cells *c);
 
+/* Are there times of tokens? */
+bool cells_timed(const cells *c);
 /* What nll is: "NLL", "1 - cosine". */
 const char *cells_measure(const cells *c);
 
@@ -53,6 +55,8 @@ cell *cells_take(cells *c, int arm, int how, int loss, int64_t seed);
 int64_t cell_numbers(const cells *c); /* from nll on */
 bool cell_done(const cell *one);
 bool cell_has_far(const cell *one);
+/* From now on those that are not done are not wanted. */
+void cells_end(cells *c);
 int cells_left(const cells *c);                                 /* of those that are chosen */
 const char *cell_label(const cell *one, char text[CELL_LABEL]); /* "pairs", "trained: fix, l2" */
 

@@ -85,7 +85,7 @@ static void put_model(FILE *out, const cells *c, int number, bool drawn)
         put_picture(out, "nll", number, "NLL by attention");
         if (shared) put_picture(out, "dimensions", number, "features by layer");
         if (c->far > 0) put_picture(out, "positions", number, "NLL by position");
-        if (c->behind[0] > 0) put_picture(out, "speed", number, "tokens a second by length");
+        if (cells_timed(c)) put_picture(out, "speed", number, "tokens a second by length");
         fputs("</div>\n", out);
     }
     fputs("<p>", out), html_escape(out, c->line), fputs(".</p>\n", out);

@@ -149,5 +149,5 @@ int distill_draw(const cells *c, int number, const char *directory, io_error *er
     snprintf(path, sizeof path, "%s/positions-%d.svg", directory, number);
     if (!status && c->far > 0) status = draw_positions(c, path, error);
     snprintf(path, sizeof path, "%s/speed-%d.svg", directory, number);
-    return !status && c->behind[0] > 0 ? draw_speed(c, path, error) : status;
+    return !status && cells_timed(c) ? draw_speed(c, path, error) : status;
 }

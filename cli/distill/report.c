@@ -85,7 +85,7 @@ static void put_speeds(FILE *out, const cells *c)
 {
     static const char *const names[] = { "keys and values", "states" };
     for (int form = 0; form < 2; form++)
-        for (int i = 0; i < SPEEDS && c->behind[i] > 0; i++)
+        for (int i = 0; i < SPEEDS && c->behind[i] > 0 && !isnan(c->speeds[form][i]); i++)
             fprintf(out, "%s,%s,%" PRId64 ",%.6g,%.6g,%" PRId64 "\n", c->model, names[form], c->behind[i],
                     1e3 * c->speeds[form][i], 1 / c->speeds[form][i],
                     c->bytes[form] * (form == 0 ? c->behind[i] : 1));

@@ -29,7 +29,7 @@ typedef struct request {
     const char *models, *strategies, *losses, *students, *seeds, *out;
     course course;
     double minutes, interval;
-    bool tiny, reduced, restart;
+    bool tiny, reduced, restart, report;
 } request;
 
 /* ---- options */
@@ -69,6 +69,8 @@ static int check_models(const char *models, io_error *error)
 static int check_request(request *r, io_error *error)
 {
     course *const c = &r->course;
+    if (r->report && r->restart)
+        return io_fail(error, EXIT_USAGE, "--report and --restart contradict each other");
     if (r->tiny && r->reduced)
         return io_fail(error, EXIT_USAGE, "--tiny and --reduced contradict each other");
     for (int i = 0; strategy_name(i); i++)
@@ -151,6 +153,7 @@ static int read_request(request *r, int argc, char **argv, bool *help, io_error 
         { "checkpoint", OPTION_REAL, &r->interval, 0, 1e9, "SECONDS",
           "what a killed run may lose of a training at most; default 60" },
         { "out", OPTION_TEXT, &r->out, 0, 0, "DIR", "where the results go; default out/distill" },
+        { "report", OPTION_FLAG, &r->report, 0, 0, NULL, "on what is done so far, and end" },
         { "restart", OPTION_FLAG, &r->restart, 0, 0, NULL, "discard what an earlier run left" },
         { .name = NULL },
     };
@@ -182,7 +185,8 @@ static int run_models(const request *r, cells list[MODELS], int *count, bool *wh
                                              .number = *count + 1,
                                              .interval = r->interval,
                                              .end = end,
-                                             .restart = r->restart };
+                                             .restart = r->restart,
+                                             .report = r->report };
         status = distill_sweep_run(&with, &list[(*count)++], whole, error);
         at += bytes;
     }

@@ -487,6 +487,13 @@ int distill_sweep_run(const distill_sweep_options *with, cells *c, bool *whole, 
     snprintf(s->state, sizeof s->state, "%s/state-%d", with->directory, with->number);
     snprintf(path, sizeof path, "%s/turns-%d", with->directory, with->number);
     int status = open_model(s, error);
+    if (with->report && !status) {
+        cells_end(c);
+        *whole = true;
+        close_all(s);
+        free(s);
+        return 0;
+    }
     const bool left = !status && !is_whole(s);
     if (left) status = turns_open(&s->turns, path, error);
     if (left && !status) status = open_calibration(s, error);

@@ -227,7 +227,7 @@ static bool judge_speed(const judged *j, claim *c)
     int count = 0;
     while (count < SPEEDS && of->behind[count] > 0)
         count++;
-    if (count == 0 || isnan(of->speeds[0][0])) return false;
+    if (!cells_timed(of)) return false;
     const int from = faster_from(of, count);
     const double growth = of->speeds[1][count - 1] / of->speeds[1][0];
     for (int i = 0; i < count; i++)
