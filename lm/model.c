@@ -519,12 +519,10 @@ static int attend(lm_text *t, int64_t layer, matrix o, matrix q, io_error *error
         const lm_features *beside = manner_features(how, layer);
         if (t->length > 0 || (t->batch > 1 && !beside))
             return io_fail(error, EXIT_USAGE, "a window reads a text in one go, and one alone");
-        if (beside)
-            return hybrid_attend(&t->hybrid, t->of->on, how, c, layer, t->batch, o, q, t->keys[layer],
-                                 t->values[layer], error);
+        const matrix k = t->keys[layer], v = t->values[layer];
+        if (beside) return hybrid_attend(&t->hybrid, t->of->on, how, c, layer, t->batch, o, q, k, v, error);
         return window_attend(&t->window, t->of->on, how, c->head_dim,
-                             how->inverse_temperature * lm_config_scale(c, layer), o, q, t->keys[layer],
-                             t->values[layer], error);
+                             how->inverse_temperature * lm_config_scale(c, layer), o, q, k, v, error);
     }
     for (; !status && what.first < t->of->config->heads_q; what.first += what.count) {
         what.count = manner_count(&t->options, t->of->config, layer, what.first);
