@@ -375,7 +375,7 @@ template <int N, int PACKS> struct norm_sums {
 /* With g' = g gain and y = x r - shift: dx = r (g' - mean(g') - y mean(g' y)); RMSNorm, whose stats are r
  * alone, has neither shift nor mean(g'). dgain = sum g y, dbias = sum g. */
 template <int N, int PACKS, bool CENTRED>
-static __global__ void __launch_bounds__(NORM_THREADS)
+static __global__ void __launch_bounds__(NORM_THREADS, PACKS == 1 && !CENTRED ? 3 : 1)
     norm_back_kernel(norm_back_views v, float *dgain, float *dbias)
 {
     constexpr int ROWS = PACKS == 1 ? ROWS_AT_ONCE : 1;
