@@ -14,6 +14,7 @@
 #include <stdbool.h>
 
 #include "loam.h"
+#include "python/core/dlpack.h"
 
 enum { AXES = 4, SHOWN = 8, PLANS = 64 };
 
@@ -112,14 +113,16 @@ typedef struct maker {
 
 /* Attributes of arrays, interned. */
 typedef struct attributes {
-    PyObject *dtype, *device, *is_cuda, *shape, *stride, *data_ptr, *contiguous, *transpose, *swapaxes;
+    PyObject *dtype, *device, *is_cuda, *shape, *stride, *data_ptr, *contiguous, *transpose, *swapaxes,
+        *requires_grad;
 } attributes;
 
 typedef struct module_state {
     PyObject *names[COUNT]; /* interned */
     attributes attribute;
     maker numpy, torch;
-    PyObject *torch_threads; /* torch.get_num_threads */
+    PyObject *torch_threads;     /* torch.get_num_threads */
+    const dl_exchange *exchange; /* of PyTorch; NULL: attributes say what a tensor is */
     cached_plan *plans[PLANS];
     uint64_t clock;
     int threads;
@@ -147,6 +150,7 @@ typedef struct call {
     loam_args linear_args;
     PyObject *value[COUNT];
     PyObject *element, *device, *empty_options; /* of q; the keywords of torch.empty */
+    int32_t device_kind, device_index;          /* of q, where DLPack has said it */
     Py_ssize_t size[128];
     const char *axes[COUNT];
     Py_buffer buffer[COUNT];
@@ -187,6 +191,7 @@ bool make_contiguous(call *c, int i, PyObject *element, array *to);
 PyObject *make_array(call *c, const Py_ssize_t *shape, int axes, PyObject *element, void **data);
 PyObject *swap_last_axes(const call *c, PyObject *state);
 void let_go(call *c);
+PyObject *differentiable(PyObject *module, PyObject *values);
 
 /* views.c: arrays by the names of their axes, as views of loam_args. */
 PyObject *element_of(const call *c, parameter_kind kind);

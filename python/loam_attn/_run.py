@@ -29,9 +29,10 @@ def run(mechanism: str, cache: Any = None, **values: Any) -> Any:
         values["q"] = q.q
         return _core.run(mechanism, save=True, **values), mechanism, values
     if "torch" in sys.modules:
-        from loam_attn import _torch
+        # From the package it would take a microsecond of each call.
+        import loam_attn._torch as tensors
 
-        return _torch.run(mechanism, values)
+        return tensors.run(mechanism, values)
     return _core.run(mechanism, **values)
 
 

@@ -49,11 +49,12 @@ def heads_of(mechanism: str, values: dict[str, Any]) -> int:
     return values[of].shape[2]
 
 
-def on_device(pass_: Any, mechanism: str, values: dict[str, Any]) -> Any:
+def on_device(pass_: Any, mechanism: str, values: dict[str, Any], **more: Any) -> Any:
     """A pass of the library, on the current stream of a GPU where the tensors are there."""
     q = values["q"]
     if not (isinstance(q, Tensor) and q.is_cuda):
-        return pass_(mechanism, **values)
+        return pass_(mechanism, **values, **more)
+    device = q.get_device()
     ends = values.get("cu_seqlens")
     if ends is not None:
         values = dict(values)
@@ -61,25 +62,28 @@ def on_device(pass_: Any, mechanism: str, values: dict[str, Any]) -> Any:
             # Else the longest is on the device, and all tokens are taken as an upper bound.
             values["max_seqlen"] = int(ends.diff().max()) if ends.numel() > 1 else 0
         values["cu_seqlens"] = ends.to(q.device, torch.int64, non_blocking=True).contiguous()
-    stream = torch._C._cuda_getCurrentRawStream(q.device.index)
-    if q.device.index == torch.cuda.current_device():
-        return pass_(mechanism, stream=stream, **values)
-    with torch.cuda.device(q.device):
-        return pass_(mechanism, stream=stream, **values)
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    if device == torch._C._cuda_getDevice():
+        return pass_(mechanism, stream=stream, **values, **more)
+    with torch.cuda.device(device):
+        return pass_(mechanism, stream=stream, **values, **more)
 
 
 class Attention(torch.autograd.Function):
     """A forward that keeps what its backward needs."""
 
     @staticmethod
-    def forward(ctx: Any, mechanism: str, options: dict[str, Any], names: list[str], *inputs: Tensor) -> Any:
-        values = {**options, **dict(zip(names, inputs)), "save": True}
-        *results, saved = on_device(_core.run, mechanism, values)
-        ctx.mechanism, ctx.options, ctx.names = mechanism, options, names
+    def forward(ctx: Any, mechanism: str, values: dict[str, Any], names: list[str], *inputs: Tensor) -> Any:
+        """`inputs` are those of `values` with these names, which alone are kept, as PyTorch keeps tensors."""
+        *results, saved = on_device(_core.run, mechanism, values, save=True)
+        for name in names:
+            del values[name]
+        ctx.mechanism, ctx.options, ctx.names = mechanism, values, names
         ctx.save_for_backward(*inputs, saved)
         ctx.set_materialize_grads(False)
-        first = 2 if has_state(mechanism, options) else 1
-        ctx.mark_non_differentiable(*results[first:])
+        first = 2 if has_state(mechanism, values) else 1
+        if len(results) > first:
+            ctx.mark_non_differentiable(*results[first:])
         return tuple(results)
 
     @staticmethod
@@ -161,9 +165,9 @@ def run(mechanism: str, values: dict[str, Any]) -> Any:
         from loam_attn import _operators
 
         return _as_asked(_operators.run(mechanism, values), values)
-    if torch.is_grad_enabled() and needs_gradients(values):
-        names = [n for n, x in values.items() if x is not None and n in PLACES and isinstance(x, Tensor)]
-        inputs = [values.pop(name) for name in names]
+    names = _core.differentiable(values) if torch.is_grad_enabled() else None
+    if names is not None:
+        inputs = [values[name] for name in names]
         return _as_asked(Attention.apply(mechanism, values, names, *inputs), values)
     return _as_asked(on_device(_core.run, mechanism, values), values)
 
