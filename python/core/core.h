@@ -126,6 +126,7 @@ typedef struct module_state {
     cached_plan *plans[PLANS];
     uint64_t clock;
     int threads;
+    bool forked;
 } module_state;
 
 /* An array as it lies in memory; strides count bytes. */

@@ -12,7 +12,18 @@ static PyObject *set_num_threads(PyObject *module, PyObject *value)
     if (PyErr_Occurred()) return NULL;
     if (threads < 1 || threads > INT_MAX)
         return PyErr_Format(PyExc_ValueError, "threads: %ld, expected 1 or more", threads);
+    if (threads > 1 && state_of(module)->forked)
+        return PyErr_Format(PyExc_ValueError, "threads: %ld, expected 1 in a child of os.fork", threads);
     state_of(module)->threads = (int)threads;
+    return Py_NewRef(Py_None);
+}
+
+/* In a child of fork: OpenMP's threads are not there, and it would wait for them. */
+static PyObject *forked(PyObject *module, PyObject *unused)
+{
+    (void)unused;
+    state_of(module)->forked = true;
+    state_of(module)->threads = 1;
     return Py_NewRef(Py_None);
 }
 
@@ -134,6 +145,7 @@ static PyMethodDef METHODS[] = {
       "differentiable(values): names of the inputs that are tensors, if one of them requires a gradient." },
     { "use_torch", use_torch, METH_O, "use_torch(torch): tensors are taken from now on." },
     { "set_num_threads", set_num_threads, METH_O, "Threads of each call from now on." },
+    { "forked", forked, METH_NOARGS, "One thread for each call from now on, in a child of os.fork." },
     { "get_num_threads", get_num_threads, METH_NOARGS, "Threads of each call." },
     { NULL, NULL, 0, NULL },
 };

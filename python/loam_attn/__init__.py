@@ -28,6 +28,8 @@ ValueError says which argument is wrong, what was found and what was expected; T
 
 from __future__ import annotations
 
+import os
+
 from loam_attn import _core
 from loam_attn._core import get_num_threads, set_num_threads
 from loam_attn.cache import Cache
@@ -56,6 +58,8 @@ from loam_attn.recurrent import (
 from loam_attn.regression import Regressor
 
 __version__: str = _core.version
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_core.forked)
 __all__ = [
     "Cache",
     "Kernel",

@@ -175,6 +175,29 @@ for n in 1, 3:
     assert out.split() == ["0", "2"]
 
 
+def test_a_child_of_fork_computes_by_one_thread():
+    code = """
+import multiprocessing, numpy, loam_attn
+x = numpy.ones((1, 256, 4, 8), "f4")
+loam_attn.set_num_threads(3)
+
+def call(_):
+    tables = numpy.linspace(0, 1, 50)[:, None], numpy.linspace(0, 1, 50)
+    loam_attn.Regressor(bandwidth=0.2).fit(*tables).predict(tables[0])
+    try:
+        loam_attn.set_num_threads(2)
+    except ValueError as error:
+        return loam_attn.softmax_attention(x, x, x), loam_attn.get_num_threads(), str(error)
+
+want = call(0) or loam_attn.softmax_attention(x, x, x)
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    for found, threads, error in pool.map(call, range(4)):
+        print(numpy.array_equal(found, want), threads, error)
+"""
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    assert out.stdout == 4 * "True 1 threads: 2, expected 1 in a child of os.fork\n"
+
+
 def test_import_needs_numpy_alone():
     code = "import numpy, sys; n = set(sys.modules); import loam_attn; print(*sorted(set(sys.modules) - n))"
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout

@@ -360,6 +360,32 @@ for n in 1, 3:
     assert out.split() == ["0", "2"]
 
 
+def test_two_openmp_runtimes():
+    """PyTorch's wheels bring a libgomp of their own: the pools of both compute by turns, and at once."""
+    code = """
+import threading, numpy, torch, loam_attn
+x = torch.ones((1, 256, 4, 8))
+torch.set_num_threads(3)
+y = torch.rand(200, 200, 200)
+want = loam_attn.softmax_attention(x, x, x), y.sin()
+equal = []
+
+def call():
+    for _ in range(20):
+        found = loam_attn.softmax_attention(x, x, x), y.sin()
+        equal.append(all(map(torch.equal, found, want)))
+
+threads = [threading.Thread(target=call) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(all(equal), len(equal))
+"""
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    assert out.stdout.split() == ["True", "40"]
+
+
 TYPE = {
     "k: <class 'numpy.ndarray'>, expected a tensor": lambda d: la.softmax_attention(d.q, d.k.numpy(), d.v),
     "k: dtype torch.float64, expected torch.float32": lambda d: la.softmax_attention(d.q, d.k.double(), d.v),
