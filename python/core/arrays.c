@@ -284,10 +284,10 @@ void let_go(call *c)
     for (int i = 0; i < COUNT; i++) {
         if (c->buffer[i].obj) PyBuffer_Release(&c->buffer[i]);
         free(c->copy[i]);
+        free(c->ends[i]);
         Py_XDECREF(c->contiguous[i]);
         Py_XDECREF(c->out[i]);
     }
-    free(c->lengths);
     free(c->in_use);
     if (!c->on_device) free(c->work);
     Py_XDECREF(c->element);

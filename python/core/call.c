@@ -60,13 +60,13 @@ static bool read_inputs(call *c)
 }
 
 /* The longest of packed sequences; what does not ascend is refused by the run, whatever that is. */
-static int64_t longest(const call *c, int64_t total)
+static int64_t longest(const call *c, const int64_t *ends, int64_t given, int64_t total)
 {
     /* The lengths are on the device, and this is an upper bound. */
-    if (!c->lengths) return c->max_seqlen ? c->max_seqlen : total;
+    if (!ends) return given ? given : total;
     int64_t most = 0;
     for (Py_ssize_t n = 0; n < c->size['N']; n++) {
-        const int64_t first = c->lengths[n], end = c->lengths[n + 1];
+        const int64_t first = ends[n], end = ends[n + 1];
         if (first >= 0 && end <= total && end - first > most) most = end - first;
     }
     return most;
@@ -119,8 +119,11 @@ static void describe_problem(call *c)
     }
     if (!c->packed) return;
     p->total_q = p->len_q, p->total_kv = p->len_kv;
-    p->len_q = p->len_kv = longest(c, p->total_q);
-    if (!recurrent) c->args.cu_kv = c->args.cu_q;
+    p->len_q = p->len_kv = longest(c, c->ends[CU_SEQLENS], c->max_seqlen, p->total_q);
+    if (c->value[CU_SEQLENS_K])
+        p->len_kv = longest(c, c->ends[CU_SEQLENS_K], c->max_seqlen_k, p->total_kv);
+    else if (!recurrent)
+        c->args.cu_kv = c->args.cu_q;
 }
 
 /* The recurrence of an interpolation has the sizes of the local mechanism. */
@@ -221,9 +224,8 @@ static cached_plan *read_call(call *c)
     if (c->value[BACKEND] && !read_backend(c)) return NULL;
     for (int i = OPTIONS; i < O; i++)
         if (c->value[i] && !read_option(c, i)) return NULL;
-    if (c->value[CU_SEQLENS] && !read_lengths(c)) return NULL;
-    if (!choose_backend(c) || !choose_threads(c) || !read_inputs(c)) return NULL;
-    if (!read_saved(c) || !fill_in_use(c)) return NULL;
+    if (!read_lengths(c) || !choose_backend(c) || !choose_threads(c) || !read_inputs(c)) return NULL;
+    if (!read_key_lengths(c) || !read_saved(c) || !fill_in_use(c)) return NULL;
     describe_problem(c);
     describe_linear(c);
     return find_plan(c);

@@ -45,6 +45,8 @@ enum {
     GRAD_STATE,
     ARRAYS, /* how many are arrays of numbers */
     CU_SEQLENS = ARRAYS,
+    CU_SEQLENS_K,
+    KEY_LENGTHS,
     SAVED_IN,
     WANTED_GRADIENTS,
     POSITIONS,
@@ -52,7 +54,7 @@ enum {
     OPTIONS, /* where those of loam_problem begin */
     BACKEND = OPTIONS + 8,
     KEYS,
-    O = OPTIONS + 14,
+    O = OPTIONS + 15,
     STATE_OUT,
     LSE,
     PROBE_USED,
@@ -158,9 +160,9 @@ typedef struct call {
     PyObject *contiguous[COUNT];
     void *copy[COUNT];
     bool packed;
-    int64_t *lengths;         /* cu_seqlens in host memory */
-    int64_t *in_use;          /* of each sequence's keys */
-    int64_t keys, max_seqlen; /* options of that name */
+    int64_t *ends[COUNT];                   /* of integers in host memory: cu_seqlens, and so on */
+    int64_t *in_use;                        /* of each sequence's keys, where the number is one for all */
+    int64_t keys, max_seqlen, max_seqlen_k; /* options of that name */
     int64_t stream;
     void *work;
     PyObject *out[COUNT];
@@ -198,7 +200,8 @@ PyObject *differentiable(PyObject *module, PyObject *values);
 PyObject *element_of(const call *c, parameter_kind kind);
 const char *named_axes(const call *c, int i);
 bool read_array(call *c, int i);
-bool read_lengths(call *c);
+bool read_lengths(call *c);     /* ends of packed sequences */
+bool read_key_lengths(call *c); /* how many keys are in use */
 loam_const_view dense_view(const call *c, const char *axes, const void *data);
 
 /* options.c */

@@ -17,6 +17,8 @@ PLACES = {name: i for i, name in enumerate(INPUTS)}
 RIDGES = ("ridge", "linear_ridge")
 # Arrays without gradients.
 FIXED = ("shift", "balance", "balance_keys")
+# Integers of each sequence, which may be in host memory, and the option that says the longest.
+LENGTHS = {"cu_seqlens": "max_seqlen", "cu_seqlens_k": "max_seqlen_k", "key_lengths": None}
 
 _core.use_torch(torch)
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -49,19 +51,28 @@ def heads_of(mechanism: str, values: dict[str, Any]) -> int:
     return values[of].shape[2]
 
 
+def _with_lengths_on(device: torch.device, values: dict[str, Any]) -> dict[str, Any]:
+    """Lengths as kernels read them, and the longest sequence where it is known without waiting; else it is on
+    the device, and all tokens are taken as an upper bound."""
+    values = dict(values)
+    for name, longest in LENGTHS.items():
+        x = values.get(name)
+        if x is None:
+            continue
+        if longest and not x.is_cuda:
+            values[longest] = int(x.diff().max()) if x.numel() > 1 else 0
+        values[name] = x.to(device, torch.int64, non_blocking=True).contiguous()
+    return values
+
+
 def on_device(pass_: Any, mechanism: str, values: dict[str, Any], **more: Any) -> Any:
     """A pass of the library, on the current stream of a GPU where the tensors are there."""
     q = values["q"]
     if not (isinstance(q, Tensor) and q.is_cuda):
         return pass_(mechanism, **values, **more)
     device = q.get_device()
-    ends = values.get("cu_seqlens")
-    if ends is not None:
-        values = dict(values)
-        if not ends.is_cuda:
-            # Else the longest is on the device, and all tokens are taken as an upper bound.
-            values["max_seqlen"] = int(ends.diff().max()) if ends.numel() > 1 else 0
-        values["cu_seqlens"] = ends.to(q.device, torch.int64, non_blocking=True).contiguous()
+    if values.get("cu_seqlens") is not None or values.get("key_lengths") is not None:
+        values = _with_lengths_on(q.device, values)
     stream = torch._C._cuda_getCurrentRawStream(device)
     if device == torch._C._cuda_getDevice():
         return pass_(mechanism, stream=stream, **values, **more)

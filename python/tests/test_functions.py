@@ -516,6 +516,35 @@ def test_packed_sequences_are_each_alone(name, index):
             assert np.array_equal(output(result)[:, first:end], alone)
 
 
+BY_KEYS = ["softmax", "window", "key_bias", "forgetting", "path_g", "parallax", "lla"]
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+@pytest.mark.parametrize("name", BY_KEYS)
+def test_keys_that_are_not_in_use(name, dtype):
+    call, d, used = ALL[name], Data(dtype), [T - 4, T]
+    # Queries are the last that the keys in use have.
+    d.q, d.probe = d.q[:, -5:], d.probe[:, -5:]
+    o = call(d, key_lengths=np.array(used, "i4"))
+    for b, n in enumerate(used):
+        part = copy.copy(d)
+        for key in "q", "k", "v", "w", "g", "beta", "beta_kv", "key_bias", "probe":
+            x = getattr(d, key)[b : b + 1]
+            setattr(part, key, x if key in ("q", "probe") else x[:, :n])
+        assert np.array_equal(o[b : b + 1], call(part))
+
+
+@pytest.mark.parametrize("name", ["softmax", "lla", "all_keys"])
+def test_packed_keys_of_other_lengths(name):
+    call, d, part = ALL[name], Data("f4", batch=1), Data("f4", batch=1)
+    d.q, ends, ends_k = d.q[:, :9], [0, 4, 4, 9], np.array([0, 11, 15, T])
+    o = call(d, cu_seqlens=np.array(ends), cu_seqlens_k=ends_k)
+    for n in 0, 2:
+        part.q = d.q[:, ends[n] : ends[n + 1]]
+        part.k, part.v = (x[:, ends_k[n] : ends_k[n + 1]] for x in (d.k, d.v))
+        assert np.array_equal(o[:, ends[n] : ends[n + 1]], call(part))
+
+
 def test_packed_states():
     d = Data(batch=1)
     _, states = la.gla(d.q, d.k, d.v, d.gk, cu_seqlens=np.array([0, 9, T]), output_final_state=True)
