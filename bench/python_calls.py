@@ -3,8 +3,10 @@
 """What a call of loam_attn costs: one token, one head, 8 channels, one thread, microseconds, the best of 20
 loops of 2000 calls, or on a GPU of 300, where the host's time counts alone.
 
-    OMP_NUM_THREADS=1 PYTHONPATH=build/python python3 bench/python_calls.py
-"""
+    OMP_NUM_THREADS=1 PYTHONPATH=build/python python3 bench/python_calls.py [cpu|cuda]
+
+What C takes of it says loam-calls."""
+import sys
 import time
 
 import numpy as np
@@ -31,7 +33,7 @@ def best(call, calls=2000, loops=20, wait=lambda: None):
 
 def row(name, softmax, gated_delta, **how):
     times = best(softmax, **how), best(gated_delta, **how)
-    print(f"{name:32} softmax {times[0]:7.2f} us   gated delta {times[1]:7.2f} us")
+    print(f"{name:32} softmax {times[0]:7.2f} us   gated delta {times[1]:7.2f} us", flush=True)
 
 
 def functions(q, k, v, g, beta):
@@ -66,9 +68,11 @@ def main():
     arrays = q, k, v, g, beta
     la.set_num_threads(1)
     row("NumPy", *functions(*arrays))
+    wanted = sys.argv[1:] or ["cpu", "cuda"]
     if torch:
-        measure_torch(arrays, "cpu")
-        if torch.cuda.is_available():
+        if "cpu" in wanted:
+            measure_torch(arrays, "cpu")
+        if "cuda" in wanted and torch.cuda.is_available():
             measure_torch(arrays, "cuda", calls=300, wait=torch.cuda.synchronize)
 
 

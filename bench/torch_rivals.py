@@ -9,20 +9,25 @@ compiled by torch.compile.
 
 Each row has three times. `ms` is what one takes among many, GPU and host together; `GPU` what the device
 alone takes, which is held up until everything is launched; `host` until a call returns that finds the device
-idle. Medians, after runs that compile. Each row runs in a process of its own, for at most --seconds, the
-rivals last, since Triton compiles their kernels in minutes; a row that fails says why, and the others go on.
+idle. Medians. Each row runs in a process of its own. All compile at once, and what is timed runs while the others
+stand still; the rivals come last, since Triton compiles their kernels in minutes. A row that fails, or is not
+ready after --seconds, says so, and the others go on.
 
 The model: layers of loam_attn.nn and of an MLP of four times the width with GELU, RMSNorm before both,
 AdamW; bfloat16 by torch.autocast. Rows of one mechanism differ in the call of the mechanism alone."""
 
 import argparse
 import fnmatch
+import gc
+import importlib
 import json
 import os
+import queue
 import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 
 import torch
@@ -139,9 +144,11 @@ FORWARDS = {
 
 
 def forward(row, options):
+    """A call, made once, and what there is to say after all."""
+    torch.set_grad_enabled(False)
     run = FORWARDS[row]()[row.split()[0]]
-    with torch.no_grad():
-        return measure(run, 200, 9)
+    run()
+    return run, dict
 
 
 # ---------------------------------------------------------------- steps of training
@@ -216,6 +223,7 @@ class Model(nn.Module):
 
 
 def step(row, options):
+    """A step, made once, and what the loss has become after all."""
     torch.manual_seed(1)
     for refuse in "flash", "mem_efficient", "math":  # cuDNN is left
         getattr(torch.backends.cuda, f"enable_{refuse}_sdp")(False)
@@ -233,44 +241,103 @@ def step(row, options):
         return loss
 
     first = float(run().detach())
-    times = measure(run, 4, 5)
-    return times | {"loss": f"{first:.4f} to {float(run().detach()):.4f}"}
+    return run, lambda: {"loss": f"{first:.4f} to {float(run().detach()):.4f}"}
 
 
-# ---------------------------------------------------------------- processes, the table
-
-TABLES = {"forward": (FORWARDS, forward), "step": (MIXERS, step)}
+# ---------------------------------------------------------------- a process for each
 
 
-def in_process(row, options):
-    """A row's times, or {"why": the last line of its complaint}."""
-    command = [sys.executable, __file__, *sys.argv[1:], "--row", row]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               start_new_session=True)
-    try:
-        said, complaint = process.communicate(timeout=options.seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # and what it compiles with
-        process.communicate()
-        return {"why": f"no end in {options.seconds:g} s"}
-    if process.returncode == 0:
-        return json.loads(said.splitlines()[-1])
-    return {"why": [f"exit code {process.returncode}", *complaint.strip().splitlines()][-1]}
+def keep_one_configuration():
+    """Of each of Triton's kernels, instead of trying them all."""
+    for tuner in gc.get_objects():
+        if any(base.__name__ == "Autotuner" for base in type(tuner).__mro__):
+            tuner.configs = tuner.configs[:1]
 
 
-def print_row(row, found):
-    if "why" in found:
-        print(f"{row:20} {found['why']}", flush=True)
+def serve(row, options):
+    """Compiles, says so, waits for its turn, and says its times."""
+    if options.untuned and row.endswith("fla"):
+        importlib.import_module("fla.ops")
+        keep_one_configuration()
+    make, runs = TABLES[options.table][1:]
+    run, more = make(row, options)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    print(READY, flush=True)
+    sys.stdin.readline()
+    print(json.dumps(measure(run, *runs) | more()), flush=True)
+
+
+class Job:
+    """One row."""
+
+    def __init__(self, row):
+        self.row, self.lines, self.ready = row, queue.Queue(), False
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, *sys.argv[1:], "--row", row], text=True, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.complaints = []
+        for stream, keep in (self.process.stdout, self.lines.put), (self.process.stderr, self.complain):
+            threading.Thread(target=lambda s=stream, k=keep: [k(line) for line in s] + [k("")],
+                             daemon=True).start()
+
+    def complain(self, line):
+        self.complaints += line.split("\n")[:1] if line.strip() else []
+
+    def signal(self, number):
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, number)  # and what it compiles with
+
+    def wait_for(self, begins, until):
+        """The line that begins so, or None, and then `complaints` say why."""
+        try:
+            while line := self.lines.get(timeout=max(0.01, until - time.monotonic())):
+                if line.startswith(begins):
+                    return line
+            self.process.wait()
+            self.complaints = self.complaints or [f"exit code {self.process.returncode}"]
+        except queue.Empty:
+            self.complaints.append("no end in time")
+        self.signal(signal.SIGKILL)
+        return None
+
+    def times(self, others, until):
+        """Its times, while nothing else runs; None where it has none."""
+        if not self.ready and self.wait_for(READY, until) is None:
+            return None
+        for other in others:
+            other.signal(signal.SIGSTOP)
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        answer = self.wait_for("{", max(until, time.monotonic() + 20))
+        for other in others:
+            other.signal(signal.SIGCONT)
+        return answer and json.loads(answer)
+
+
+# ---------------------------------------------------------------- the table
+
+READY = "ready"
+TABLES = {"forward": (FORWARDS, forward, (200, 9)), "step": (MIXERS, step, (4, 5))}
+
+
+def print_row(job, found):
+    if not found:
+        errors = [line for line in job.complaints if "Error" in line]
+        print(f"{job.row:20} {(errors or job.complaints)[-1]}", flush=True)
         return
     times = "".join(f"{found[key]:10.3f}" for key in ("ms", "GPU", "host"))
-    print(f"{row:20}{times}  {found.get('loss', '')}", flush=True)
+    print(f"{job.row:20}{times}  {found.get('loss', '')}", flush=True)
 
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("table", choices=TABLES)
-    parser.add_argument("--only", default="*", metavar="GLOB", help="rows so named")
-    parser.add_argument("--seconds", type=float, default=300, metavar="X", help="for each row; default 300")
+    parser.add_argument("--only", default="*", metavar="GLOBS", help="rows so named, with commas between")
+    parser.add_argument("--seconds", type=float, default=600, metavar="X", help="for all rows; default 600")
+    parser.add_argument("--untuned", action="store_true",
+                        help="Triton's kernels by the first of their configurations: enough where launches "
+                        "take the time, and compiled in seconds")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     sizes = dict(layers=12, width=768, heads=12, vocabulary=16384, batch=8, tokens=2048)
     for name, size in sizes.items():
@@ -280,15 +347,17 @@ def parse():
 
 def main():
     options = parse()
-    rows, run = TABLES[options.table]
     if options.row:
-        print(json.dumps(run(options.row, options)))
+        serve(options.row, options)
         return
+    until = time.monotonic() + options.seconds
+    wanted = options.only.split(",")
+    jobs = [Job(row) for row in TABLES[options.table][0] if any(fnmatch.fnmatch(row, x) for x in wanted)]
     print(f"{torch.cuda.get_device_name(0)}, PyTorch {torch.__version__}")
-    print(f"{options.table:20}{'ms':>10}{'GPU':>10}{'host':>10}")
-    for row in rows:
-        if fnmatch.fnmatch(row, options.only):
-            print_row(row, in_process(row, options))
+    print(f"{options.table:20}{'ms':>10}{'GPU':>10}{'host':>10}", flush=True)
+    for i, job in enumerate(jobs):
+        print_row(job, job.times(jobs[i + 1 :], until))
+        job.signal(signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -231,14 +231,13 @@ static cached_plan *read_call(call *c)
     return find_plan(c);
 }
 
-static bool begin(call *c, PyObject *module, loam_pass pass, PyObject *const *args, Py_ssize_t count,
-                  PyObject *names)
+static bool begin(call *c, PyObject *module, loam_pass pass, PyObject *const *args, Py_ssize_t count)
 {
     memset(c, 0, sizeof *c);
     c->module = PyModule_GetState(module);
     int mechanism;
-    if (count != 1) {
-        PyErr_SetString(PyExc_TypeError, "run() has one argument without a name: the mechanism");
+    if (count != 2 || !PyDict_Check(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "run() has two arguments: the mechanism, and a dict");
         return false;
     }
     if (!read_name("mechanism", args[0], (const char *(*)(int))loam_mechanism_name, &mechanism)) return false;
@@ -246,17 +245,17 @@ static bool begin(call *c, PyObject *module, loam_pass pass, PyObject *const *ar
     loam_mechanism_at(mechanism, &c->info);
     for (size_t a = 0; a < sizeof c->size / sizeof *c->size; a++)
         c->size[a] = -1;
-    const Py_ssize_t n = names ? PyTuple_Size(names) : 0;
-    for (Py_ssize_t a = 0; a < n; a++)
-        if (!keep_value(c, PyTuple_GetItem(names, a), args[1 + a])) return false;
+    Py_ssize_t at = 0;
+    PyObject *name, *value;
+    while (PyDict_Next(args[1], &at, &name, &value))
+        if (!keep_value(c, name, value)) return false;
     return true;
 }
 
-static PyObject *run(PyObject *module, loam_pass pass, PyObject *const *args, Py_ssize_t count,
-                     PyObject *names)
+static PyObject *run(PyObject *module, loam_pass pass, PyObject *const *args, Py_ssize_t count)
 {
     call c;
-    if (!begin(&c, module, pass, args, count, names)) return NULL;
+    if (!begin(&c, module, pass, args, count)) return NULL;
     PyObject *result = NULL;
     cached_plan *plan = read_call(&c);
     if (plan && run_plan(&c, plan)) result = pass == LOAM_BACKWARD ? gradients(&c) : results(&c);
@@ -265,17 +264,17 @@ static PyObject *run(PyObject *module, loam_pass pass, PyObject *const *args, Py
     return result;
 }
 
-PyObject *run_forward(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names)
+PyObject *run_forward(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
-    return run(module, LOAM_FORWARD, args, count, names);
+    return run(module, LOAM_FORWARD, args, count);
 }
 
-PyObject *run_decode(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names)
+PyObject *run_decode(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
-    return run(module, LOAM_DECODE, args, count, names);
+    return run(module, LOAM_DECODE, args, count);
 }
 
-PyObject *run_backward(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names)
+PyObject *run_backward(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
-    return run(module, LOAM_BACKWARD, args, count, names);
+    return run(module, LOAM_BACKWARD, args, count);
 }

@@ -218,9 +218,9 @@ PyObject *results(call *c);
 PyObject *gradients(call *c);
 
 /* call.c */
-PyObject *run_forward(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
-PyObject *run_decode(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
-PyObject *run_backward(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *run_forward(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *run_decode(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *run_backward(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 bool choose_threads(call *c);
 

@@ -124,12 +124,12 @@ static bool use_numpy(maker *m)
     return !PyErr_Occurred();
 }
 
-#define CALL(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL | METH_KEYWORDS
+#define CALL(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL
 
 static PyMethodDef METHODS[] = {
-    { "run", CALL(run_forward), "run(mechanism, name=value, ...): a forward of loam.h." },
-    { "decode", CALL(run_decode), "decode(mechanism, name=value, ...): a step of decoding." },
-    { "backward", CALL(run_backward), "backward(mechanism, name=value, ...): the gradients of the inputs." },
+    { "run", CALL(run_forward), "run(mechanism, values): a forward of loam.h." },
+    { "decode", CALL(run_decode), "decode(mechanism, values): a step of decoding." },
+    { "backward", CALL(run_backward), "backward(mechanism, values): the gradients of the inputs." },
     { "rope", (PyCFunction)(void (*)(void))rope, METH_FASTCALL,
       "rope(x, positions, offset, dim, base, interleaved, inverse, stream): x, turned." },
     { "projection", (PyCFunction)(void (*)(void))projection, METH_FASTCALL,

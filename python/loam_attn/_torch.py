@@ -65,19 +65,19 @@ def _with_lengths_on(device: torch.device, values: dict[str, Any]) -> dict[str, 
     return values
 
 
-def on_device(pass_: Any, mechanism: str, values: dict[str, Any], **more: Any) -> Any:
+def on_device(pass_: Any, mechanism: str, values: dict[str, Any]) -> Any:
     """A pass of the library, on the current stream of a GPU where the tensors are there."""
     q = values["q"]
     if not (isinstance(q, Tensor) and q.is_cuda):
-        return pass_(mechanism, **values, **more)
+        return pass_(mechanism, values)
     device = q.get_device()
     if values.get("cu_seqlens") is not None or values.get("key_lengths") is not None:
         values = _with_lengths_on(q.device, values)
-    stream = torch._C._cuda_getCurrentRawStream(device)
+    values["stream"] = torch._C._cuda_getCurrentRawStream(device)
     if device == torch._C._cuda_getDevice():
-        return pass_(mechanism, stream=stream, **values, **more)
+        return pass_(mechanism, values)
     with torch.cuda.device(device):
-        return pass_(mechanism, stream=stream, **values, **more)
+        return pass_(mechanism, values)
 
 
 class Attention(torch.autograd.Function):
@@ -86,7 +86,8 @@ class Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mechanism: str, values: dict[str, Any], names: list[str], *inputs: Tensor) -> Any:
         """`inputs` are those of `values` with these names, which alone are kept, as PyTorch keeps tensors."""
-        *results, saved = on_device(_core.run, mechanism, values, save=True)
+        values["save"] = True
+        *results, saved = on_device(_core.run, mechanism, values)
         for name in names:
             del values[name]
         ctx.mechanism, ctx.options, ctx.names = mechanism, values, names
@@ -168,10 +169,9 @@ def _as_asked(results: Any, values: dict[str, Any]) -> Any:
 def run(mechanism: str, values: dict[str, Any]) -> Any:
     q = values["q"]
     if not isinstance(q, Tensor):
-        return _core.run(mechanism, **values)
-    kind = q.device.type
-    if torch.is_autocast_enabled(kind):
-        values = _cast(values, kind)
+        return _core.run(mechanism, values)
+    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(q.device.type):
+        values = _cast(values, q.device.type)
     if _is_traced(q):
         from loam_attn import _operators
 
@@ -184,4 +184,4 @@ def run(mechanism: str, values: dict[str, Any]) -> Any:
 
 
 def decode(mechanism: str, values: dict[str, Any]) -> Any:
-    return _as_asked(_core.decode(mechanism, **values), values)
+    return _as_asked(_core.decode(mechanism, values), values)
