@@ -9,9 +9,9 @@ compiled by torch.compile.
 
 Each row has three times. `ms` is what one takes among many, GPU and host together; `GPU` what the device
 alone takes, which is held up until everything is launched; `host` until a call returns that finds the device
-idle. Medians. Each row runs in a process of its own. All compile at once, and what is timed runs while the others
-stand still; the rivals come last, since Triton compiles their kernels in minutes. A row that fails, or is not
-ready after --seconds, says so, and the others go on.
+idle. Medians. Each row runs in a process of its own. All compile at once, and what is timed runs while the
+others stand still; the rivals come last, since Triton compiles their kernels in minutes. A row that fails, or
+is not ready after --seconds, says so, and the others go on.
 
 The model: layers of loam_attn.nn and of an MLP of four times the width with GELU, RMSNorm before both,
 AdamW; bfloat16 by torch.autocast. Rows of one mechanism differ in the call of the mechanism alone."""

@@ -92,6 +92,15 @@ def test_packed_sequences_by_lengths_of_either_memory():
         near(on, output(ALL[name](Tensors(batch=1), cu_seqlens=ends)))
 
 
+def test_keys_that_are_not_in_use():
+    d = Tensors()
+    lengths = torch.tensor([T - 4, T])
+    want = la.softmax_attention(d.q, d.k, d.v, key_lengths=lengths)
+    d.to(lambda x: x.cuda())
+    for x in lengths, lengths.cuda():
+        near(la.softmax_attention(d.q, d.k, d.v, key_lengths=x), want)
+
+
 @pytest.mark.parametrize("kind", ["normal", "orthogonal"])
 def test_projections_estimate_softmax(kind):
     d = Tensors(tokens=64).to(lambda x: (x / 2).cuda())
