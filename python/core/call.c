@@ -110,6 +110,7 @@ static void describe_problem(call *c)
     p->dim_qk = size['K'], p->dim_v = size['D'];
     if (has_features(c)) {
         p->features = c->value[Z] ? size['M'] : 0;
+        if (c->hybrid) c->window = p->window, p->window = 0;
     } else if (recurrent) {
         p->heads_v = size['V'];
     } else {
@@ -181,6 +182,7 @@ static bool make_work(call *c, size_t bytes)
 
 static loam_status run_either(const cached_plan *plan, const call *c, loam_error *error)
 {
+    if (plan->hybrid) return loam_hybrid_run(plan->hybrid, &c->args, &c->hybrid_args, error);
     if (plan->plan) return loam_run(plan->plan, &c->args, error);
     return loam_interpolation_run(plan->interpolation, &c->args, &c->linear_args, error);
 }
@@ -235,13 +237,16 @@ static bool begin(call *c, PyObject *module, loam_pass pass, PyObject *const *ar
 {
     memset(c, 0, sizeof *c);
     c->module = PyModule_GetState(module);
-    int mechanism;
     if (count != 2 || !PyDict_Check(args[1])) {
         PyErr_SetString(PyExc_TypeError, "run() has two arguments: the mechanism, and a dict");
         return false;
     }
-    if (!read_name("mechanism", args[0], (const char *(*)(int))loam_mechanism_name, &mechanism)) return false;
+    int mechanism = LOAM_LINEAR;
+    c->hybrid = PyUnicode_Check(args[0]) && PyUnicode_CompareWithASCIIString(args[0], "hybrid") == 0;
+    if (!c->hybrid && !read_name("mechanism", args[0], (const char *(*)(int))loam_mechanism_name, &mechanism))
+        return false;
     c->problem = loam_problem_default((loam_mechanism)mechanism, pass);
+    if (c->hybrid) c->problem.feature_map = LOAM_FEATURES_POSITIVE, c->problem.normalise = 1;
     loam_mechanism_at(mechanism, &c->info);
     for (size_t a = 0; a < sizeof c->size / sizeof *c->size; a++)
         c->size[a] = -1;

@@ -37,6 +37,7 @@ enum {
     LINEAR_RIDGE,
     Z,
     LOG_ALPHA,
+    GAIN,
     INPUTS, /* how many have gradients */
     SHIFT = INPUTS,
     BALANCE,
@@ -54,7 +55,7 @@ enum {
     OPTIONS, /* where those of loam_problem begin */
     BACKEND = OPTIONS + 8,
     KEYS,
-    O = OPTIONS + 15,
+    O = OPTIONS + 16,
     STATE_OUT,
     LSE,
     PROBE_USED,
@@ -97,7 +98,9 @@ extern const parameter PARAMETERS[COUNT];
 typedef struct cached_plan {
     loam_problem problem, linear;
     loam_plan *plan;
-    loam_interpolation *interpolation; /* in place of `plan` */
+    int64_t sinks, window;             /* of a hybrid; else 0 */
+    loam_interpolation *interpolation; /* in place of `plan`, as is a hybrid */
+    loam_hybrid *hybrid;
     size_t work_bytes, saved_bytes;
     int64_t state_rows;
     uint64_t used; /* when last */
@@ -151,6 +154,9 @@ typedef struct call {
     loam_mechanism_info linear_info;
     loam_problem linear;
     loam_args linear_args;
+    bool hybrid; /* then `problem` is of the features, and these are its own */
+    int64_t sinks, window;
+    loam_hybrid_args hybrid_args;
     PyObject *value[COUNT];
     PyObject *element, *device, *empty_options; /* of q; the keywords of torch.empty */
     int32_t device_kind, device_index;          /* of q, where DLPack has said it */

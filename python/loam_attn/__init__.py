@@ -12,8 +12,8 @@ Options that functions share:
 scale               factor of q.k (of q in recurrences); None: 1 / sqrt(K), where not said otherwise.
 cu_seqlens          [N + 1] int32 or int64: N sequences packed in arrays with B = 1; where each begins, and T.
 cu_seqlens_k        likewise of keys, where they have other lengths. None: those of the queries.
-key_lengths         [B] int32 or int64: how many keys of each sequence are in use. The others are not read, and
-                    the last query is beside the last key in use.
+key_lengths         [B] int32 or int64: keys of each sequence that are in use. Others are not read; the last
+                    query is beside the last key in use.
 cache               a Cache: the call has new tokens alone, and sees those of the calls before.
 initial_state       [N, HV, K, R]: where a recurrence begins, N = B where not packed. R = V, one more with
                     `normalize`, K more for mesa. None: 0.
@@ -40,6 +40,7 @@ from loam_attn.gradients import vjp
 from loam_attn.listing import Kernel, Mechanism, cpu_features, kernels, mechanisms
 from loam_attn.local import (
     forgetting_attention,
+    hybrid_attention,
     interpolation,
     lla,
     parallax,
@@ -74,6 +75,7 @@ __all__ = [
     "gated_delta_rule",
     "get_num_threads",
     "gla",
+    "hybrid_attention",
     "interpolation",
     "kda",
     "kernels",

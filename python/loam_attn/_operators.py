@@ -36,6 +36,7 @@ OPTIONS = {
     "feature_map": "str?",
     "features_shared": "bool?",
     "linear": "str?",
+    "sinks": "int?",
     "linear_scale": "float?",
     "backend": "str?",
 }
@@ -178,7 +179,7 @@ class Operation(torch.autograd.Function):
 
 
 def _has_batch(name: str, axes: int) -> bool:
-    if name in ("slope", "sink_bias", "linear_ridge", "z", "log_alpha", *FIXED):
+    if name in ("slope", "sink_bias", "linear_ridge", "z", "log_alpha", "gain", *FIXED):
         return False
     return name not in ("g", "ridge", "linear_g") or axes > 2
 

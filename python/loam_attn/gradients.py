@@ -28,6 +28,7 @@ INPUTS = (
     "linear_ridge",
     "z",
     "log_alpha",
+    "gain",
 )
 _RESULTS = ("output_final_state", "return_lse", "return_probe", "return_weights", "return_info")
 

@@ -386,3 +386,54 @@ def interpolation(
         return_weights=return_weights,
         return_info=return_info,
     )
+
+
+def hybrid_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    z: Array,
+    sinks: int = 4,
+    window_size: int = 64,
+    scale: float | None = None,
+    *,
+    gain: Array | None = None,
+    log_alpha: Array | None = None,
+    shift: Array | None = None,
+    balance: Array | None = None,
+    balance_keys: Array | None = None,
+    features_shared: bool = False,
+    backend: str | None = None,
+) -> Array:
+    """Softmax attention that is exact for the first `sinks` tokens and the last `window_size`, and estimated
+    by positive random features for all between, under one normaliser.
+
+    q [B, T, HQ, K], k [B, T, H, K], v [B, T, H, V], HQ a multiple of H -> o [B, T, HQ, V]. gain [HQ], of
+    each head, is added to the scores of what is far (-inf: nothing far); None: 0. z, log_alpha, shift,
+    balance, balance_keys and features_shared as in linear_attention.
+
+    >>> import loam_attn
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 2, 64, 4, 8), "float32")
+    >>> z = loam_attn.projection(heads=4, features=510, channels=8)
+    >>> o = hybrid_attention(q / 2, k / 2, v, z, sinks=2, window_size=8)
+    >>> bool(abs(o - loam_attn.softmax_attention(q / 2, k / 2, v)).mean() < 0.02)
+    True
+    """
+    return _run(
+        "hybrid",
+        q=q,
+        k=k,
+        v=v,
+        z=z,
+        sinks=sinks,
+        window_size=window_size,
+        scale=scale,
+        gain=gain,
+        log_alpha=log_alpha,
+        shift=shift,
+        balance=balance,
+        balance_keys=balance_keys,
+        features_shared=features_shared,
+        backend=backend,
+    )

@@ -52,6 +52,10 @@ VALUE = {
     "linear_scale: 0, expected": lambda: over_mesa(linear_scale=0),
     "g: shape [2, 5, 3], expected [2, 5, 4]": lambda: over_mesa(g=G[..., :3]),
     "probe: NULL": lambda: over_mesa(local="parallax"),
+    "window_size: 0, expected 1": lambda: la.hybrid_attention(X, X, X, np.ones((H, 3, K), "f4"), 1, 0),
+    "gain: shape [3], expected [4]": lambda: la.hybrid_attention(
+        X, X, X, np.ones((H, 3, K), "f4"), gain=np.ones(3, "f4")
+    ),
     "key_lengths: shape [3], expected [2]": lambda: softmax(key_lengths=np.array([1, 2, 3])),
     "key_lengths[1]: 6, expected 0 to 5": lambda: softmax(key_lengths=np.array([1, 6])),
     "key_lengths: expected [B] numbers": lambda: softmax(key_lengths=np.array([[1, 2]])),

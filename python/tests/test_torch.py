@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_functions import ALL, LOCAL, Data, output, strange
+from test_functions import ALL, LOCAL, USUAL, Data, output, strange
 
 import loam_attn as la
 
@@ -25,6 +25,7 @@ cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU
 OVER = [name for name in ALL if name.startswith("over")]
 KINDS = [
     "features_all",
+    "hybrid",
     "over_mesa",
     "softmax",
     "parallax",
@@ -79,7 +80,7 @@ def test_the_same_bits_as_numpy(name, dtype):
     assert isinstance(o, torch.Tensor) and np.array_equal(o.numpy(), want)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", USUAL)
 def test_results_that_are_wanted(name):
     options = dict(return_info=True) if name not in ("forgetting", "path", "path_g") else {}
     options["return_lse" if name in LOCAL else "output_final_state"] = True
