@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * loam-calls [cuda]: what a call of loam_run costs its host, in microseconds, the best of 20 loops of 300
+ * loam-calls [cuda]: what a call of loam_run costs its host, in microseconds, the best of 50 loops of 100
  * calls. The least problem is that of bench/python_calls.py, so that the cost of Python is what is more; on a
  * GPU, where a call only launches, 512 tokens of 8 heads in bfloat16 besides. */
 #include <stdbool.h>
@@ -11,7 +11,7 @@
 #include "cli/device.h"
 #include "loam.h"
 
-enum { LOOPS = 20, CALLS = 300 };
+enum { LOOPS = 50, CALLS = 100 };
 
 typedef struct size {
     int64_t tokens, heads, channels;

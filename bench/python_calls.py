@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""What a call of loam_attn costs: one token, one head, 8 channels, one thread, microseconds, the best of 20
-loops of 2000 calls, or on a GPU of 300, where the host's time counts alone.
+"""What a call of loam_attn costs: one token, one head, 8 channels, one thread, microseconds, the best of 200
+loops of 200 calls, or on a GPU, where the host's time counts alone, of 50 of 100, which fit the queue of
+launches.
 
     OMP_NUM_THREADS=1 PYTHONPATH=build/python python3 bench/python_calls.py [cpu|cuda]
 
@@ -19,7 +20,7 @@ except ImportError:
     torch = None
 
 
-def best(call, calls=2000, loops=20, wait=lambda: None):
+def best(call, calls=200, loops=200, wait=lambda: None):
     call()
     found = float("inf")
     for _ in range(loops):
@@ -73,7 +74,7 @@ def main():
         if "cpu" in wanted:
             measure_torch(arrays, "cpu")
         if "cuda" in wanted and torch.cuda.is_available():
-            measure_torch(arrays, "cuda", calls=300, wait=torch.cuda.synchronize)
+            measure_torch(arrays, "cuda", calls=100, loops=50, wait=torch.cuda.synchronize)
 
 
 if __name__ == "__main__":
