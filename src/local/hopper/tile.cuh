@@ -6,15 +6,15 @@
 
 #include "src/gpu/hopper.cuh"
 
-/* Issues the copies of DIM / 64 boxes of the map, each of TOKENS rows by 64 channels, side by side into a
- * tile; they complete on `full`. */
+/* Issues the copies of DIM / 64 boxes of the map, each of TOKENS rows by 64 channels from `column` on, side by
+ * side into a tile; they complete on `full`. */
 template <int DIM, int TOKENS = TILE_SIDE, class T>
 static __device__ __forceinline__ void load_tile(T *tile, const CUtensorMap &map, uint64_t *full, int token,
-                                                 int h, int b)
+                                                 int h, int b, int column = 0)
 {
 #pragma unroll
     for (int c = 0; c < DIM; c += TILE_SIDE)
-        load_box(tile + c * TOKENS, &map, full, c, token, h, b);
+        load_box(tile + c * TOKENS, &map, full, column + c, token, h, b);
 }
 
 /* Stores two neighbours of a row of bf16, in one access where the address is aligned. */
