@@ -279,9 +279,10 @@ static __device__ __forceinline__ void sweep_probed(const forward_consumer<S> &w
         ring_release(wg.sm.key_ring, count);
         if (!wg.unmasked(j)) mask_tile(t, wg.state(), j, wg.acc.centre); /* t may be NaN there */
         probe_weights(wg.acc, t, s, rescale);
-        if (moves) recentre_sums(wg.acc, t, s, rescale);
+        if (moves) recentre_sums(wg.acc, wg.state(), t, s, rescale);
         split_weights(w, s);
-        probe_operands(wg.acc, u, t);
+        if constexpr (given_forward_sums<S>::folded) fold_weights(wg.acc, wg.state(), t);
+        split_weights(u, t);
         ring_wait(wg.sm.value_ring, count);
         multiply_weights<S::columns>(wg.acc.o, w.part[0], wg.values(count));
         more_weights<S::columns>(wg.acc.b, u.part[0], wg.values(count));
@@ -316,6 +317,7 @@ struct output_rows {
     const row_pair &r;
     const local_saved &saved;
     int64_t line[2]; /* the rows of `saved` */
+    float fold[2];   /* of given_forward_sums */
     int column;
 };
 
@@ -340,7 +342,7 @@ static __device__ __forceinline__ void put_output_tile(const given_forward_sums<
     for (int row = 0; row < 2; row++) {
         const bool saves = a.saved && to.r.real[row];
         float unfold = 1;
-        if constexpr (given_forward_sums<S>::folded) unfold = 1 / sums.fold[row];
+        if constexpr (given_forward_sums<S>::folded) unfold = 1 / to.fold[row];
 #pragma unroll
         for (int n = 0; n < S::columns / 8; n++) {
             const int c = column_of(n, 0), at = to.column + c, e = 2 * row;
@@ -400,7 +402,7 @@ static __device__ __forceinline__ void epilogue(given_forward_sums<S> &sums, giv
     const int w = threadIdx.x / THREADS;
     const row_state &state = sm.state[threadIdx.x];
     const row_pair r = row_pair_of(p, block);
-    output_rows to = { block, r, saved, {}, column };
+    output_rows to = { block, r, saved, {}, { state.fold[0], state.fold[1] }, column };
     given_row g[2];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
@@ -437,7 +439,7 @@ static __device__ __forceinline__ void row_state_begin(row_state &state, const l
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         state.lo[row] = r.lo[row], state.hi[row] = r.hi[row];
-        state.omega[row] = 0;
+        state.omega[row] = 0, state.fold[row] = 1;
     }
 }
 
@@ -530,7 +532,7 @@ __global__ void __launch_bounds__(S::threads, 1)
     }
     __syncthreads();
     if (threadIdx.x / THREADS == S::consumers) {
-        registers_release<S::producer_registers>();
+        registers_release<40>();
         if (threadIdx.x / 32 == S::consumers * 4) {
             produce_tiles(sm, p, a, maps, blocks, rows);
         } else if (threadIdx.x == S::consumers * THREADS + 32) {
@@ -539,7 +541,7 @@ __global__ void __launch_bounds__(S::threads, 1)
             if constexpr (S::decayed) produce_decay(sm, p, a, blocks, rows);
         }
     } else {
-        registers_acquire<S::registers>();
+        registers_acquire<232>();
         consume_rows(sm, p, a, saved, blocks, rows, scale2);
     }
 }
