@@ -20,12 +20,12 @@
 template <class S> struct given_forward_shared {
     typedef typename S::type T;
     /* The rows of each warpgroup; their outputs overwrite their queries. */
-    alignas(1024) T query[S::consumers][S::dim * TILE_SIDE];
-    T probe[S::probed ? S::consumers : 1][S::probed ? S::dim * TILE_SIDE : 512];
+    alignas(1024) T query[S::consumers][S::row_stages][S::dim * TILE_SIDE];
+    T probe[S::probed ? S::consumers : 1][S::row_stages][S::probed ? S::dim * TILE_SIDE : 512];
     T keys[S::key_stages][S::dim * S::keys], values[S::value_stages][S::columns * S::keys];
     ring_barriers<S::key_stages> key_ring;
     ring_barriers<S::value_stages> value_ring;
-    ring_barriers<1> row_ring[S::consumers];
+    ring_barriers<S::row_stages> row_ring[S::consumers];
     uint64_t tail;
     row_state state[S::consumers * THREADS];
     relative_decay<S::decayed, S::keys> decay[S::key_stages]; /* of the keys in each stage */
@@ -59,12 +59,14 @@ static __device__ __forceinline__ void produce_rows(given_forward_shared<S> &sm,
     for_each_block(blocks, [&](unsigned n) {
         const row_block block = given_block_at<S>(p, a, n, rows);
         if (block.rows <= 0) return;
+        const unsigned stage = row_count % S::row_stages;
         for (int w = 0; w < S::consumers; w++) {
             const int64_t token = block.s.q0 + block.i0 + w * ROWS;
             uint64_t *full = ring_acquire(sm.row_ring[w], row_count, bytes);
-            load_tile<S::dim>(sm.query[w], maps.q, full, (int)token, (int)block.h, (int)block.s.b);
+            load_tile<S::dim>(sm.query[w][stage], maps.q, full, (int)token, (int)block.h, (int)block.s.b);
             if (S::probed)
-                load_tile<S::dim>(sm.probe[w], maps.probe, full, (int)token, (int)block.h, (int)block.s.b);
+                load_tile<S::dim>(sm.probe[w][stage], maps.probe, full, (int)token, (int)block.h,
+                                  (int)block.s.b);
         }
         row_count++;
     });
@@ -153,13 +155,13 @@ template <class S> struct forward_consumer {
     typedef typename S::type T;
     given_forward_shared<S> &sm;
     given_forward_sums<S> &acc;
+    const T *query, *probe;
     float scale2;
     int unmasked_begin, unmasked_end; /* all rows of the warpgroup see all keys between */
     /* Where scores decay: G of the sequence's keys, and of the two rows. */
     const local_decay_pair *decay_keys;
     local_decay_pair decay_rows[2];
 
-    __device__ __forceinline__ int index() const { return warp_uniform(threadIdx.x / THREADS); }
     __device__ __forceinline__ bool unmasked(int j) const
     {
         return j >= unmasked_begin && j + S::keys <= unmasked_end;
@@ -183,7 +185,7 @@ static __device__ __forceinline__ void issue_scores(const forward_consumer<S> &w
                                                     unsigned count)
 {
     wgmma_fence();
-    more_rows<S::dim>(s, wg.sm.query[wg.index()], wg.keys(count), false);
+    more_rows<S::dim>(s, wg.query, wg.keys(count), false);
     wgmma_commit();
 }
 
@@ -268,7 +270,7 @@ static __device__ __forceinline__ void sweep_probed(const forward_consumer<S> &w
         weights_operand<1, S::keys / 16, typename S::type> w, u;
         ring_wait(wg.sm.key_ring, count);
         issue_scores(wg, s, count);
-        more_rows<S::dim>(t, wg.sm.probe[wg.index()], wg.keys(count), false);
+        more_rows<S::dim>(t, wg.probe, wg.keys(count), false);
         wgmma_commit();
         wgmma_wait<1>();
         wgmma_results(s);
@@ -397,7 +399,8 @@ static __device__ __forceinline__ void put_outputs(const given_forward_sums<S> &
 template <class S>
 static __device__ __forceinline__ void epilogue(given_forward_sums<S> &sums, given_forward_shared<S> &sm,
                                                 const loam_problem &p, const loam_args &a,
-                                                const local_saved &saved, const row_block &block, int column)
+                                                const local_saved &saved, const row_block &block, int column,
+                                                unsigned stage)
 {
     const int w = threadIdx.x / THREADS;
     const row_state &state = sm.state[threadIdx.x];
@@ -413,11 +416,11 @@ static __device__ __forceinline__ void epilogue(given_forward_sums<S> &sums, giv
         if (r.real[row] && column == 0) {
             put_given_row<S::probed>(p, a, saved, block, r, row, g[row], sums.centre[row]);
             put_given_probe<S::probed>(p, a, block, r, row, [&](int c) {
-                return sm.probe[S::probed ? w : 0][swizzled(r.at[row] % ROWS, c)];
+                return sm.probe[S::probed ? w : 0][stage][swizzled(r.at[row] % ROWS, c)];
             });
         }
     }
-    put_outputs(sums, sm.query[w], p, a, to, g);
+    put_outputs(sums, sm.query[w][stage], p, a, to, g);
 }
 
 /* ------------------------------------------------------------------ the kernel */
@@ -486,8 +489,16 @@ static __device__ __forceinline__ void consume_rows(given_forward_shared<S> &sm,
             ring_wait(sm.row_ring[w], row_count);
             skip_tiles(sm.key_ring, sm.value_ring, begin - range.begin, begin);
             if (begin != end) {
-                forward_consumer<S> wg = { sm,   sums, scale2, range.unmasked_begin, range.unmasked_end,
-                                           NULL, {} };
+                const int rows_at = warp_uniform(w), stage = warp_uniform(row_count % S::row_stages);
+                forward_consumer<S> wg = { sm,
+                                           sums,
+                                           sm.query[rows_at][stage],
+                                           S::probed ? sm.probe[rows_at][stage] : NULL,
+                                           scale2,
+                                           range.unmasked_begin,
+                                           range.unmasked_end,
+                                           NULL,
+                                           {} };
                 if constexpr (S::decayed) {
                     wg.decay_keys = decay_sums(a, block.s, block.h);
                     wg.decay_rows[0] = row_decay(wg.decay_keys, wg.state().hi[0]);
@@ -505,7 +516,7 @@ static __device__ __forceinline__ void consume_rows(given_forward_shared<S> &sm,
         asm volatile("" : "+r"(n));
         const row_block block = given_block_at<S>(p, a, n, rows);
         warpgroup_sync(1 + w);
-        epilogue(sums, sm, p, a, saved, block, (int)(n % S::parts) * S::columns);
+        epilogue(sums, sm, p, a, saved, block, (int)(n % S::parts) * S::columns, row_count % S::row_stages);
         fence_async_proxy();
         ring_release(sm.row_ring[w], row_count);
         row_count++;

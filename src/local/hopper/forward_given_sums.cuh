@@ -22,6 +22,8 @@ template <class T, int DIM, bool PROBED, bool DECAYED> struct given_forward {
     static constexpr int keys = DIM > 128 || (PROBED && (DIM == 128 || is_half<T>)) ? 64 : 128;
     static constexpr int key_stages = DIM == 64 || (PROBED && DIM == 128) ? 4 : DIM == 192 ? 3 : 2;
     static constexpr int value_stages = PROBED && DIM > 128 ? 1 : key_stages;
+    /* Tiles of a warpgroup's rows; with two the next ones are copied during a block. */
+    static constexpr int row_stages = DIM == 64 || (DIM == 128 && !PROBED) ? 2 : 1;
     static constexpr int rows = consumers * ROWS;
     static constexpr int threads = (consumers + 1) * THREADS;
 };
@@ -216,8 +218,9 @@ static __device__ __forceinline__ void fold_weights(given_forward_sums<S> &g, ro
     for (int row = 0; row < 2; row++) {
         const float largest = fminf(quad_max(top[row]) * fold[row], FLT_MAX);
         /* The largest becomes 2^10 to 2^11. */
-        factor[row] =
-            largest > most ? __uint_as_float((264u << 23) - (__float_as_uint(largest) & 0x7f800000u)) : 1;
+        factor[row] = largest > most
+                          ? __uint_as_float((264u << 23) - (__float_as_uint(largest) & 0x7f800000u))
+                          : 1;
         state.fold[row] = fold[row] * factor[row];
     }
     const float both[2] = { fold[0] * factor[0], fold[1] * factor[1] };
