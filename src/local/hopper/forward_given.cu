@@ -40,6 +40,7 @@ template <class S> struct given_forward_shared {
     ring_barriers<S::key_stages> key_ring;
     ring_barriers<S::value_stages> value_ring;
     given_rows rows[S::consumers][S::row_stages];
+    row_block next; /* what the thread that fills `rows` is about to say there */
     ring_barriers<S::row_stages> row_ring[S::consumers];
     uint64_t tail;
     row_state state[S::consumers * THREADS];
@@ -99,19 +100,20 @@ static __device__ __forceinline__ void produce_rows(given_forward_shared<S> &sm,
     constexpr unsigned bytes = (S::probed ? 2 : 1) * S::dim * ROWS * 2;
     unsigned count = 0;
     for_each_block(blocks, [&](unsigned n) {
-        const row_block block = given_block_at<S>(p, a, n, rows);
+        sm.next = given_block_at<S>(p, a, n, rows);
+        asm volatile("" ::: "memory"); /* no registers for it */
+        const row_block &block = sm.next;
         if (block.rows <= 0) return;
         const unsigned stage = count % S::row_stages;
+#pragma unroll 1
         for (int w = 0; w < S::consumers; w++) {
-            const int64_t token = block.s.q0 + block.i0 + w * ROWS;
+            uint64_t *full = &sm.row_ring[w].full[stage];
             barrier_wait(&sm.row_ring[w].empty[stage], count / S::row_stages % 2 ^ 1);
             sm.rows[w][stage] = { block, tiles_of<S::keys>(p, block, w), (int)(n % S::parts) * S::columns };
-            uint64_t *full = &sm.row_ring[w].full[stage];
             barrier_expect(full, bytes);
-            load_tile<S::dim>(sm.query[w][stage], maps.q, full, (int)token, (int)block.h, (int)block.s.b);
-            if (S::probed)
-                load_tile<S::dim>(sm.probe[w][stage], maps.probe, full, (int)token, (int)block.h,
-                                  (int)block.s.b);
+            const int token = (int)(block.s.q0 + block.i0) + w * ROWS, h = (int)block.h, b = (int)block.s.b;
+            load_tile<S::dim>(sm.query[w][stage], maps.q, full, token, h, b);
+            if (S::probed) load_tile<S::dim>(sm.probe[w][stage], maps.probe, full, token, h, b);
         }
         count++;
     });
@@ -623,7 +625,7 @@ __global__ void __launch_bounds__(S::threads, 1)
     }
     __syncthreads();
     if (threadIdx.x / THREADS == S::consumers) {
-        registers_release<56>();
+        registers_release<40>();
         if (threadIdx.x / 32 == S::consumers * 4) {
             produce_tiles(sm, p, a, maps, blocks, rows);
         } else if (threadIdx.x == S::consumers * THREADS + 32) {
@@ -632,7 +634,7 @@ __global__ void __launch_bounds__(S::threads, 1)
             if constexpr (S::decayed) produce_decay(sm, p, a, blocks, rows);
         }
     } else {
-        registers_acquire<224>();
+        registers_acquire<232>();
         consume_rows(sm, p, a, saved, scale2);
     }
 }
