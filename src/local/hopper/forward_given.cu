@@ -679,8 +679,8 @@ template <class S> static int64_t blocks_of(const loam_problem *p, int rows)
     return (p->len_q + rows - 1) / rows * p->batch * p->heads_q * S::parts;
 }
 
-/* Where blocks are few, they have the rows of fewer warpgroups, which then run alone and faster. Where late rows
- * see all keys and early ones few, a block of late rows takes as long as two that follow each other. */
+/* Where blocks are few, they have the rows of fewer warpgroups, which then run alone and faster. Where late
+ * rows see all keys and early ones few, a block of late rows takes as long as two that follow each other. */
 template <class S> static int rows_of_blocks(const loam_problem *p, int multiprocessors)
 {
     const int rounds = p->causal && p->window == 0 && p->len_q == p->len_kv ? 2 : 1;
