@@ -412,8 +412,16 @@ static __device__ __forceinline__ void more_weights(float (&out)[DIM / TILE_SIDE
 {
     const uint32_t b = descriptor_low(tile, STEPS * 16 * TILE_SIDE * 2);
 #pragma unroll
-    for (int k = 0; k < STEPS; k++)
-        wgmma_weights<T>(out, w[k], descriptor_of(b + k * 16 * TILE_SIDE / 8), add || k > 0);
+    for (int k = 0; k < STEPS; k++) {
+#pragma unroll
+        for (int n = 0; n < DIM / TILE_SIDE; n += 2) {
+            const uint64_t part = descriptor_of(b + (n * STEPS + k) * 16 * TILE_SIDE / 8);
+            if (n + 1 < DIM / TILE_SIDE)
+                wgmma_weights<T>(*(float(*)[2][8][4])out[n], w[k], part, add || k > 0);
+            else
+                wgmma_weights<T>(*(float(*)[1][8][4])out[n], w[k], part, add || k > 0);
+        }
+    }
 }
 
 template <int DIM, int STEPS, class T>

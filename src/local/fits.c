@@ -26,8 +26,9 @@ typedef struct tile_limits {
 
 static tile_limits tile_limits_of(const loam_problem *p)
 {
-    const tile_limits given_forward = { CUDA_MAX_DIM, true }, others = { 0, false };
-    return p->pass == LOAM_FORWARD && p->mechanism != LOAM_LLA ? given_forward : others;
+    const tile_limits given_forward = { CUDA_MAX_DIM, true }, solved_forward = { 128, false },
+                      backward = { 0, false };
+    return p->pass != LOAM_FORWARD ? backward : p->mechanism == LOAM_LLA ? solved_forward : given_forward;
 }
 
 /* Scores there are products alone. */

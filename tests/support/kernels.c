@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "tests/support/kernels.h"
 
+#include "tests/support/layout.h"
+
 #include <string.h>
 
 int kernel_find(const char *name)
@@ -50,6 +52,33 @@ void kernel_take_path(spec *s)
     s->window = s->slope = s->key_bias = s->sink = 0;
 }
 
+/* What tiles of the local family take of this pass and probe, as src/local/fits.c has it: the most channels,
+ * or 0 for 64 or 128 alone; float16. */
+static int64_t most_channels(const spec *s)
+{
+    return s->pass == LOAM_BACKWARD ? 0 : s->mechanism == LOAM_LLA ? 128 : 256;
+}
+static int takes_half(const spec *s) { return s->pass != LOAM_BACKWARD && s->mechanism != LOAM_LLA; }
+
+/* Any number of channels up to `most`. Bulk copies read rows at multiples of 8 numbers alone: most cases have
+ * such rows, by their strides (layout_unit) or by their sizes. */
+static int64_t any_channels(const spec *s, int64_t n, int64_t most)
+{
+    while (n > most)
+        n = (n + 1) / 2;
+    return layout_unit(s) > 1 || s->layout % 4 == 1 ? n : (n + 7) / 8 * 8;
+}
+
+static void take_tiled_channels(spec *s)
+{
+    const int64_t most = most_channels(s);
+    if (most)
+        s->dim_qk = any_channels(s, s->dim_qk, most), s->dim_v = any_channels(s, s->dim_v, most);
+    else
+        s->dim_qk = s->dim_v = s->dim_qk > 64 ? 128 : 64;
+    if (!takes_half(s) && s->dtype == LOAM_F16) s->dtype = LOAM_BF16;
+}
+
 void kernel_fit(spec *s)
 {
     loam_kernel_info info;
@@ -71,7 +100,7 @@ void kernel_fit(spec *s)
         s->feature_map = s->feature_map == LOAM_FEATURES_ELU ? LOAM_FEATURES_UNIT : s->feature_map;
         return;
     }
-    s->dim_qk = s->dim_v = s->dim_qk > 64 ? 128 : 64;
+    take_tiled_channels(s);
     s->score = LOAM_DOT;
     s->slope = s->key_bias = 0;
     SPEC_MAPS(LEAVE_OUT)

@@ -30,6 +30,10 @@ static void axis_order(rng *r, int order[3])
         order[i] = chosen[i];
 }
 
+int64_t layout_unit(const spec *s) { return s->layout % 4 == 3 ? 8 : 1; }
+
+static int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+
 layout layout_make(const values *v, slot which)
 {
     layout l = { .shape = slot_shape(v, which), .at_end = 1 };
@@ -43,17 +47,18 @@ layout layout_make(const values *v, slot which)
     const int gaps = rng_one_in(&r, 2), thin = may_broadcast(which) && rng_one_in(&r, 6);
     int order[3];
     axis_order(&r, order);
-    int64_t next = l.shape.channels + (gaps ? rng_int(&r, 0, 5) : 0), last = l.shape.channels;
+    const int64_t unit = layout_unit(&v->spec);
+    int64_t next = round_up(l.shape.channels + (gaps ? rng_int(&r, 0, 5) : 0), unit), last = l.shape.channels;
     for (int i = 0; i < 3; i++) {
         const int axis = order[i];
         const int once = thin && rng_one_in(&r, axis == 2 ? 4 : 2);
         *stride[axis] = once ? 0 : next;
         if (!once && size[axis] > 0) {
             last += (size[axis] - 1) * next;
-            next = next * size[axis] + (gaps ? rng_int(&r, 0, 3) : 0);
+            next = round_up(next * size[axis] + (gaps ? rng_int(&r, 0, 3) : 0), unit);
         }
     }
-    l.elements = shape_size(l.shape) ? last : 0;
+    l.elements = shape_size(l.shape) ? round_up(last, unit) : 0;
     l.at_end = !rng_one_in(&r, 3);
     return l;
 }

@@ -13,6 +13,9 @@ typedef struct layout {
     int at_end;                 /* touches the forbidden page behind it */
 } layout;
 
+/* Strides of an array that is not dense are multiples of this: 8, as bulk copies of GPUs want, in a quarter
+ * of the layouts. */
+int64_t layout_unit(const spec *s);
 layout layout_make(const values *v, slot which);
 static inline int64_t layout_at(const layout *l, int64_t b, int64_t h, int64_t t)
 {

@@ -36,6 +36,15 @@ template <bool WIDE, int DIM> struct shape {
 };
 
 LOAM_INLINE bool local_wide(const loam_problem *p) { return p->dtype != LOAM_BF16 || p->score == LOAM_RBF; }
+
+/* Do wide tiles save lse and the products of the probe as if keys were not relative to the origin? Those of
+ * Hopper do; a forward there may be followed by a backward here, or the other way round: the arrays decide
+ * which of them falls back on these kernels. */
+LOAM_INLINE bool local_saves_raw(const loam_problem *p)
+{
+    return p->dtype == LOAM_F16 && p->score == LOAM_DOT && p->mechanism != LOAM_LLA && !local_mapped(p);
+}
+
 LOAM_INLINE int local_padded_dim(const loam_problem *p)
 {
     const int64_t d = p->dim_qk > p->dim_v ? p->dim_qk : p->dim_v;
@@ -51,18 +60,18 @@ struct row_block {
     int first, last; /* keys first .. last - 1: all that any of the rows sees */
 };
 
-/* Block n of the problem; late rows first, since they see the most keys. rows <= 0 where the sequence is too
- * short to have this block. */
-template <int ROWS_OF_BLOCK = ROWS>
-static __device__ __forceinline__ row_block row_block_at(const loam_problem &p, const loam_args &a, int64_t n)
+/* Block n of the problem, of `size` rows at most; late rows first, since they see the most keys. rows <= 0
+ * where the sequence is too short to have this block. */
+static __device__ __forceinline__ row_block row_block_of(const loam_problem &p, const loam_args &a, int64_t n,
+                                                         int size)
 {
-    const int64_t blocks = (p.len_q + ROWS_OF_BLOCK - 1) / ROWS_OF_BLOCK, back = n / (p.batch * p.heads_q);
+    const int64_t blocks = (p.len_q + size - 1) / size, back = n / (p.batch * p.heads_q);
     row_block x;
     x.h = n % p.heads_q;
     x.h_kv = local_kv_head(&p, x.h);
     x.s = local_seq_at(&p, &a, n / p.heads_q % p.batch);
-    x.i0 = (blocks - 1 - back) * ROWS_OF_BLOCK;
-    x.rows = (int)(x.s.nq - x.i0 < ROWS_OF_BLOCK ? x.s.nq - x.i0 : ROWS_OF_BLOCK);
+    x.i0 = (blocks - 1 - back) * size;
+    x.rows = (int)(x.s.nq - x.i0 < size ? x.s.nq - x.i0 : size);
     x.first = 0, x.last = 0;
     if (x.rows > 0) {
         int64_t lo, hi, unused;
@@ -71,6 +80,12 @@ static __device__ __forceinline__ row_block row_block_at(const loam_problem &p, 
         x.first = (int)lo, x.last = (int)(hi > lo ? hi : lo);
     }
     return x;
+}
+
+template <int ROWS_OF_BLOCK = ROWS>
+static __device__ __forceinline__ row_block row_block_at(const loam_problem &p, const loam_args &a, int64_t n)
+{
+    return row_block_of(p, a, n, ROWS_OF_BLOCK);
 }
 
 /* The two rows of this thread. */

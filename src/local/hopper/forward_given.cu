@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Forward with a given probe (0 or args.probe) on Hopper: the sums of local/cuda/given.cuh, for bf16, dot
- * scores that may decay but have no other bias, and head dimensions 64 and 128.
+ * Forward with a given probe (0 or args.probe) on Hopper: the sums of local/cuda/given.cuh, for bf16 and
+ * float16, dot scores that may decay but have no other bias, and head dimensions to 256: tiles are 64, 128,
+ * 192 or 256 channels wide, and channels that the arrays do not have read as 0.
  *
  * Persistent blocks, one on each multiprocessor, go through blocks of 128 rows. Two consumer warpgroups have
  * 64 rows each, from the scores to the output. Each goes through the tiles at its own pace: the exponentials
@@ -12,542 +13,55 @@
 #include "src/gpu/blocks.cuh"
 #include "src/gpu/ring.cuh"
 #include "src/local/cuda/forward.h"
-#include "src/local/cuda/given.cuh"
 #include "src/local/hopper/decay.cuh"
+#include "src/local/hopper/forward_given_sums.cuh"
 #include "src/local/hopper/maps.cuh"
 
-template <int DIM, bool PROBED> struct given_forward_shape {
-    static constexpr int consumers = 2;                          /* warpgroups of 64 rows */
-    static constexpr int keys = PROBED && DIM == 128 ? 64 : 128; /* of a tile */
-    static constexpr int stages = DIM == 64 || PROBED ? 4 : 2;
-    static constexpr int rows = consumers * ROWS;
-    static constexpr int threads = (consumers + 1) * THREADS;
+/* Of the `tiles` tiles of a block, those in which the rows of a warpgroup see keys: begin .. end - 1. All
+ * these rows see keys unmasked_begin .. unmasked_end - 1. */
+struct tile_range {
+    int begin, end, tiles, unmasked_begin, unmasked_end;
 };
 
-/* What a thread keeps of its two rows in shared memory: keys lo .. hi - 1 that they see, for the few tiles
- * that need a mask, and omega of its columns. The store of omega with every tile also serves scheduling: the
- * compiler moves arithmetic beyond a wait for products, but no volatile store, so that the arithmetic which
- * leads to the store overlaps with the products. */
-struct row_state {
-    int lo[2], hi[2];
-    volatile float omega[2];
+/* A block of rows, as one thread of the producers tells all others: its 64-bit divisions take a microsecond.
+ * No rows: there are no more blocks. */
+template <class S> struct given_task {
+    row_block block;
+    tile_range range[S::consumers];
+    int column; /* the first of its columns of o */
 };
+enum { TASKS = 2 };
 
-template <int DIM, bool PROBED, bool DECAYED> struct given_forward_shared {
-    typedef given_forward_shape<DIM, PROBED> tile_shape;
+template <class S> struct given_forward_shared {
+    typedef typename S::type T;
     /* The rows of each warpgroup; their outputs overwrite their queries. */
-    alignas(1024) __nv_bfloat16 query[tile_shape::consumers][DIM * TILE_SIDE];
-    __nv_bfloat16 probe[PROBED ? tile_shape::consumers : 1][PROBED ? DIM * TILE_SIDE : 512];
-    __nv_bfloat16 keys[tile_shape::stages][DIM * tile_shape::keys],
-        values[tile_shape::stages][DIM * tile_shape::keys];
-    ring_barriers<tile_shape::stages> key_ring, value_ring;
-    ring_barriers<1> row_ring[tile_shape::consumers];
+    alignas(1024) T query[S::consumers][S::row_stages][S::dim * TILE_SIDE];
+    T probe[S::probed ? S::consumers : 1][S::row_stages][S::probed ? S::dim * TILE_SIDE : 512];
+    T keys[S::key_stages][S::dim * S::keys], values[S::value_stages][S::columns * S::keys];
+    ring_barriers<S::key_stages> key_ring;
+    ring_barriers<S::value_stages> value_ring;
+    given_task<S> task[TASKS];
+    ring_barriers<TASKS> task_ring;
+    ring_barriers<S::row_stages> row_ring[S::consumers];
     uint64_t tail;
-    row_state state[tile_shape::consumers * THREADS];
-    relative_decay<DECAYED, tile_shape::keys> decay[tile_shape::stages]; /* of the keys in each stage */
+    row_state state[S::consumers * THREADS];
+    relative_decay<S::decayed, S::keys> decay[S::key_stages]; /* of the keys in each stage */
 };
 
 struct given_forward_maps {
     CUtensorMap q, k, v, probe;
 };
 
-/* ------------------------------------------------------------------ copies */
-
-/* The producer thread of rows: queries and probes of each warpgroup, when it has released those before. */
-template <int DIM, bool PROBED, bool DECAYED>
-static __device__ __forceinline__ void produce_rows(given_forward_shared<DIM, PROBED, DECAYED> &sm,
-                                                    const loam_problem &p, const loam_args &a,
-                                                    const given_forward_maps &maps, unsigned blocks)
+/* Number n of the blocks, of `rows` rows. Tiles begin at multiples of their size, so that the bits of a row
+ * do not depend on the block that it lies in. */
+template <class S>
+static __device__ __forceinline__ row_block given_block_at(const loam_problem &p, const loam_args &a,
+                                                           unsigned n, int rows)
 {
-    typedef given_forward_shape<DIM, PROBED> tile_shape;
-    unsigned row_count = 0;
-    for_each_block(blocks, [&](unsigned n) {
-        const row_block block = row_block_at<tile_shape::rows>(p, a, n);
-        if (block.rows <= 0) return;
-        for (int w = 0; w < tile_shape::consumers; w++) {
-            const int64_t token = block.s.q0 + block.i0 + w * ROWS;
-            uint64_t *full = ring_acquire(sm.row_ring[w], row_count, (PROBED ? 2 : 1) * DIM * ROWS * 2);
-            load_tile<DIM>(sm.query[w], maps.q, full, (int)token, (int)block.h, (int)block.s.b);
-            if (PROBED)
-                load_tile<DIM>(sm.probe[w], maps.probe, full, (int)token, (int)block.h, (int)block.s.b);
-        }
-        row_count++;
-    });
+    row_block block = row_block_of(p, a, n / S::parts, rows);
+    block.first -= block.first % S::keys;
+    return block;
 }
-
-/* Rows `from` .. KEYS - 1 of a tile become 0; the lanes of a warp share the work. */
-template <int DIM, int KEYS> static __device__ __forceinline__ void clear_tail(__nv_bfloat16 *tile, int from)
-{
-    const uint4 zeros = make_uint4(0, 0, 0, 0);
-#pragma unroll 1
-    for (int c = 0; c < DIM; c += TILE_SIDE) {
-#pragma unroll 1
-        for (int e = from * TILE_SIDE + threadIdx.x % 32 * 8; e < KEYS * TILE_SIDE; e += 32 * 8)
-            *(uint4 *)(tile + c * KEYS + e) = zeros;
-    }
-}
-
-/* The producer warp of keys and values. Values beyond the last key that the block sees may be NaN (beyond the
- * sequence, anything), which weights of 0 do not cancel. So the last tile of values completes on `tail`
- * first; the warp clears the rows beyond the last key and then arrives at the full barrier. */
-template <int DIM, bool PROBED, bool DECAYED>
-static __device__ __forceinline__ void produce_tiles(given_forward_shared<DIM, PROBED, DECAYED> &sm,
-                                                     const loam_problem &p, const loam_args &a,
-                                                     const given_forward_maps &maps, unsigned blocks)
-{
-    typedef given_forward_shape<DIM, PROBED> tile_shape;
-    constexpr unsigned bytes = DIM * tile_shape::keys * 2;
-    const bool first = threadIdx.x % 32 == 0;
-    unsigned count = 0, tails = 0;
-    for_each_block(blocks, [&](unsigned n) {
-        const row_block block = row_block_at<tile_shape::rows>(p, a, n);
-        for (int j = block.first; j < block.last; j += tile_shape::keys, count++) {
-            const unsigned stage = count % tile_shape::stages;
-            const int64_t token = block.s.k0 + j;
-            const bool full_tile = block.last - j >= tile_shape::keys;
-            if (first) {
-                uint64_t *full = ring_acquire(sm.key_ring, count, bytes);
-                load_tile<DIM, tile_shape::keys>(sm.keys[stage], maps.k, full, (int)token, (int)block.h_kv,
-                                                 (int)block.s.b);
-                if (full_tile) {
-                    full = ring_acquire(sm.value_ring, count, bytes);
-                } else {
-                    barrier_wait(&sm.value_ring.empty[stage], count / tile_shape::stages % 2 ^ 1);
-                    barrier_expect(full = &sm.tail, bytes);
-                }
-                load_tile<DIM, tile_shape::keys>(sm.values[stage], maps.v, full, (int)token, (int)block.h_kv,
-                                                 (int)block.s.b);
-            }
-            if (!full_tile) {
-                __syncwarp();
-                barrier_wait(&sm.tail, tails++ % 2);
-                clear_tail<DIM, tile_shape::keys>(sm.values[stage], block.last - j);
-                fence_async_proxy();
-                __syncwarp();
-                if (first) barrier_arrive(&sm.value_ring.full[stage]);
-            }
-            __syncwarp();
-        }
-    });
-}
-
-/* The producer warp of decays: fills the relative_decay of each tile of keys, and each lane arrives at the
- * full barrier of its stage. */
-template <int DIM, bool PROBED>
-static __device__ __forceinline__ void produce_decay(given_forward_shared<DIM, PROBED, true> &sm,
-                                                     const loam_problem &p, const loam_args &a,
-                                                     unsigned blocks)
-{
-    typedef given_forward_shape<DIM, PROBED> tile_shape;
-    unsigned count = 0;
-    for_each_block(blocks, [&](unsigned n) {
-        const row_block block = row_block_at<tile_shape::rows>(p, a, n);
-        const local_decay_pair *const sums = decay_sums(a, block.s, block.h);
-        for (int j = block.first; j < block.last; j += tile_shape::keys, count++) {
-            const relative_decay_keys<tile_shape::keys> keys(sums, j, block.last);
-            barrier_wait(&sm.key_ring.empty[count % tile_shape::stages], count / tile_shape::stages % 2 ^ 1);
-            keys.store(sm.decay[count % tile_shape::stages]);
-            barrier_arrive(&sm.key_ring.full[count % tile_shape::stages]);
-        }
-    });
-}
-
-/* ------------------------------------------------------------------ sums */
-
-/* The running maximum of a row moves only where it grows by more than this, to base 2: sums are as exact
- * relative to any number near it, and for most tiles the accumulators then need no rescaling. With a probe
- * the centre moves with the maximum, to the mean of t at that time; it must not stay behind keys that have
- * most of the weight, so that the slack is smaller. */
-template <bool PROBED> constexpr float maximum_slack = PROBED ? 2.0f : 8.0f;
-
-/* Sums of a warpgroup's rows, named as in local/cuda/given.cuh: o is A, b is B, tsum is T. m is the running
- * maximum to base 2, that is of scale2 q . k. omega and tsum are of the thread's columns. */
-template <int DIM, bool PROBED> struct given_forward_sums {
-    float o[DIM / TILE_SIDE][8][4];
-    float b[PROBED ? DIM / TILE_SIDE : 1][8][4];
-    float m[2], omega[2], centre[2], tsum[2];
-};
-
-template <int DIM, bool PROBED>
-static __device__ __forceinline__ void clear_forward_sums(given_forward_sums<DIM, PROBED> &g)
-{
-#pragma unroll
-    for (int n = 0; n < DIM / TILE_SIDE; n++) {
-        clear(g.o[n]);
-        if constexpr (PROBED) clear(g.b[n]);
-    }
-#pragma unroll
-    for (int row = 0; row < 2; row++)
-        g.m[row] = -INFINITY, g.omega[row] = 0, g.centre[row] = 0, g.tsum[row] = 0;
-}
-
-/* The mask: x of the tile from key j on becomes other[row] where the row does not see the key. */
-template <int BLOCKS>
-static __device__ __forceinline__ void mask_tile(float (&x)[BLOCKS][4], const row_state &state, int j,
-                                                 const float (&other)[2])
-{
-    const int at = j + column_of(0, 0);
-    const int from[2] = { state.lo[0] - at, state.lo[1] - at };
-    const unsigned count[2] = { (unsigned)(state.hi[0] - state.lo[0]),
-                                (unsigned)(state.hi[1] - state.lo[1]) };
-#pragma unroll
-    for (int n = 0; n < BLOCKS; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const unsigned back = (unsigned)(8 * n + e % 2 - from[e / 2]);
-            x[n][e] = back < count[e / 2] ? x[n][e] : other[e / 2];
-        }
-    }
-}
-
-/* Scores become weights, w = 2^(scale2 s + offset - m), which are added to omega; offset[row] is the part of
- * the row's scores to base 2 that s lacks. Returns whether the maximum of any of the warp's rows moved;
- * rescale[row] is then the factor for all that the row has accumulated. Whether a row's maximum moves depends
- * on that row alone, so that other rows do not change its bits. */
-template <int DIM, bool PROBED, int BLOCKS>
-static __device__ __forceinline__ bool online_softmax(given_forward_sums<DIM, PROBED> &g, row_state &state,
-                                                      float (&s)[BLOCKS][4], float (&rescale)[2],
-                                                      float scale2, const float (&offset)[2])
-{
-    float top[2];
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        top[row] = fmaxf(s[0][2 * row], s[0][2 * row + 1]);
-#pragma unroll
-        for (int n = 1; n < BLOCKS; n++)
-            top[row] = fmaxf(top[row], fmaxf(s[n][2 * row], s[n][2 * row + 1]));
-        top[row] = top[row] * scale2 + offset[row];
-        rescale[row] = 1;
-    }
-    constexpr float slack = maximum_slack<PROBED>;
-    const bool moves = __any_sync(0xffffffffu, top[0] > g.m[0] + slack || top[1] > g.m[1] + slack);
-    if (moves) {
-#pragma unroll
-        for (int row = 0; row < 2; row++) {
-            const float m = quad_max(top[row]);
-            if (m > g.m[row] + slack) {
-                rescale[row] = exp2_fast(g.m[row] - m);
-                g.m[row] = m;
-                g.omega[row] *= rescale[row];
-            }
-        }
-    }
-    const float base[2] = { finite_or_zero(g.m[0]) - offset[0], finite_or_zero(g.m[1]) - offset[1] };
-#pragma unroll
-    for (int n = 0; n < BLOCKS; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            s[n][e] = exp2_fast(fmaf(s[n][e], scale2, -base[e / 2]));
-            g.omega[e / 2] += s[n][e];
-        }
-    }
-    state.omega[0] = g.omega[0], state.omega[1] = g.omega[1];
-    return moves;
-}
-
-/* Scales the accumulators to the maximum that has moved. */
-template <int DIM>
-static __device__ __forceinline__ void rescale_sums(given_forward_sums<DIM, false> &g,
-                                                    const float (&rescale)[2])
-{
-#pragma unroll
-    for (int n = 0; n < DIM / TILE_SIDE; n++)
-        scale_rows(g.o[n], rescale);
-}
-
-/* The products t = probe . k become w (t - c), which are added to tsum. */
-template <int DIM, int BLOCKS>
-static __device__ __forceinline__ void probe_weights(given_forward_sums<DIM, true> &g, float (&t)[BLOCKS][4],
-                                                     const float (&w)[BLOCKS][4], const float (&rescale)[2])
-{
-    g.tsum[0] *= rescale[0], g.tsum[1] *= rescale[1];
-#pragma unroll
-    for (int n = 0; n < BLOCKS; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            t[n][e] = w[n][e] * (t[n][e] - g.centre[e / 2]);
-            g.tsum[e / 2] += t[n][e];
-        }
-    }
-}
-
-/* Scales the accumulators to the maximum that has moved. Where a row's maximum moved, its centre moves to the
- * mean of t so far, and with it B and w (t - c) of this tile. */
-template <int DIM, int BLOCKS>
-static __device__ __forceinline__ void recentre_sums(given_forward_sums<DIM, true> &g, float (&t)[BLOCKS][4],
-                                                     const float (&w)[BLOCKS][4], const float (&rescale)[2])
-{
-    float shift[2];
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        const float mass = quad_sum(g.omega[row]), sum = quad_sum(g.tsum[row]);
-        shift[row] = rescale[row] != 1 && mass > 0 ? sum / mass : 0;
-        g.centre[row] += shift[row];
-        g.tsum[row] -= shift[row] * g.omega[row];
-    }
-#pragma unroll
-    for (int n = 0; n < DIM / TILE_SIDE; n++) {
-        scale_rows(g.o[n], rescale);
-        scale_rows(g.b[n], rescale);
-#pragma unroll
-        for (int c = 0; c < 8; c++) {
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                g.b[n][c][e] -= shift[e / 2] * g.o[n][c][e];
-        }
-    }
-#pragma unroll
-    for (int n = 0; n < BLOCKS; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            t[n][e] -= shift[e / 2] * w[n][e];
-    }
-}
-
-/* The sweep of a warpgroup over the keys of its rows. */
-template <int DIM, bool PROBED, bool DECAYED> struct forward_consumer {
-    typedef given_forward_shape<DIM, PROBED> tile_shape;
-    given_forward_shared<DIM, PROBED, DECAYED> &sm;
-    given_forward_sums<DIM, PROBED> &acc;
-    float scale2;
-    int unmasked_begin, unmasked_end; /* all rows of the warpgroup see all keys between */
-    /* Where scores decay: G of the sequence's keys, and of the two rows. */
-    const local_decay_pair *decay_keys;
-    local_decay_pair decay_rows[2];
-
-    __device__ __forceinline__ int index() const { return warp_uniform(threadIdx.x / THREADS); }
-    __device__ __forceinline__ bool unmasked(int j) const
-    {
-        return j >= unmasked_begin && j + tile_shape::keys <= unmasked_end;
-    }
-    __device__ __forceinline__ row_state &state() const { return sm.state[threadIdx.x]; }
-
-    __device__ __forceinline__ const __nv_bfloat16 *keys(unsigned count) const
-    {
-        return sm.keys[warp_uniform(count % tile_shape::stages)];
-    }
-    __device__ __forceinline__ const __nv_bfloat16 *values(unsigned count) const
-    {
-        return sm.values[warp_uniform(count % tile_shape::stages)];
-    }
-};
-
-/* Issues the products s = q . k of a tile and commits them; more products may follow without a
- * wgmma_fence. */
-template <int DIM, bool PROBED, bool DECAYED, int BLOCKS>
-static __device__ __forceinline__ void issue_scores(const forward_consumer<DIM, PROBED, DECAYED> &wg,
-                                                    float (&s)[BLOCKS][4], unsigned count)
-{
-    wgmma_fence();
-    more_rows<DIM>(s, wg.sm.query[wg.index()], wg.keys(count), false);
-    wgmma_commit();
-}
-
-/* Where scores decay: s, the products q . k of tile `count`, which begins at key j, become scores to base 2
- * less `offset`. Where all rows see every key of the tile, decay is counted from its last key
- * (relative_scores): nothing cancels, and a pair costs one addition more than without decay. */
-template <int DIM, bool PROBED, bool DECAYED, int BLOCKS>
-static __device__ __forceinline__ void decayed_scores(const forward_consumer<DIM, PROBED, DECAYED> &wg,
-                                                      float (&s)[BLOCKS][4], int j, unsigned count,
-                                                      float (&offset)[2])
-{
-    offset[0] = offset[1] = 0;
-    if constexpr (DECAYED) {
-        if (wg.unmasked(j)) {
-            relative_scores(s, wg.sm.decay[count % given_forward_shape<DIM, PROBED>::stages], wg.decay_rows,
-                            wg.scale2, offset);
-        } else {
-            decay_scores(s, wg.decay_keys + j, wg.decay_rows, { wg.scale2, wg.scale2 });
-        }
-    }
-}
-
-/* s, which is the products q . k of the tile from key j on or comes from decayed_scores, becomes
- * weights. */
-template <int DIM, bool PROBED, bool DECAYED, int BLOCKS>
-static __device__ __forceinline__ bool softmax_tile(const forward_consumer<DIM, PROBED, DECAYED> &wg,
-                                                    float (&s)[BLOCKS][4], int j, float (&rescale)[2],
-                                                    const float (&offset)[2])
-{
-    const float nothing[2] = { -INFINITY, -INFINITY };
-    if (!wg.unmasked(j)) mask_tile(s, wg.state(), j, nothing);
-    return online_softmax(wg.acc, wg.state(), s, rescale, DECAYED ? 1.0f : wg.scale2, offset);
-}
-
-/* Tiles count .. end - 1, of which the first begins at key j. The product o += w v of a tile overlaps with
- * the weights of the next. */
-template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void sweep(const forward_consumer<DIM, false, DECAYED> &wg, int j,
-                                             unsigned count, unsigned end)
-{
-    typedef given_forward_shape<DIM, false> tile_shape;
-    float s[tile_shape::keys / 8][4], rescale[2], offset[2];
-    weights_operand<1, tile_shape::keys / 16> w;
-    ring_wait(wg.sm.key_ring, count);
-    issue_scores(wg, s, count);
-    wgmma_wait<0>();
-    wgmma_results(s);
-    decayed_scores(wg, s, j, count, offset);
-    ring_release(wg.sm.key_ring, count);
-    softmax_tile(wg, s, j, rescale, offset);
-    split_weights(w, s);
-#pragma unroll 1
-    for (; count + 1 != end; count++) {
-        ring_wait(wg.sm.key_ring, count + 1);
-        ring_wait(wg.sm.value_ring, count);
-        issue_scores(wg, s, count + 1);
-        more_weights<DIM>(wg.acc.o, w.part[0], wg.values(count));
-        wgmma_commit();
-        wgmma_wait<1>();
-        wgmma_results(s);
-        decayed_scores(wg, s, j += tile_shape::keys, count + 1, offset);
-        ring_release(wg.sm.key_ring, count + 1);
-        const bool moves = softmax_tile(wg, s, j, rescale, offset);
-        wgmma_wait<0>();
-        wgmma_results(wg.acc.o);
-        ring_release(wg.sm.value_ring, count);
-        if (moves) rescale_sums(wg.acc, rescale);
-        split_weights(w, s);
-    }
-    ring_wait(wg.sm.value_ring, count);
-    multiply_weights<DIM>(wg.acc.o, w.part[0], wg.values(count));
-    wgmma_commit();
-    wgmma_wait<0>();
-    wgmma_results(wg.acc.o);
-    ring_release(wg.sm.value_ring, count);
-}
-
-/* The same with a probe, one tile after another, since there are no registers for two: the weights overlap
- * with the products t = probe . k, all else with the other warpgroup. */
-template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void sweep(const forward_consumer<DIM, true, DECAYED> &wg, int j,
-                                             unsigned count, unsigned end)
-{
-    typedef given_forward_shape<DIM, true> tile_shape;
-#pragma unroll 1
-    for (; count != end; count++, j += tile_shape::keys) {
-        float s[tile_shape::keys / 8][4], t[tile_shape::keys / 8][4], rescale[2], offset[2];
-        weights_operand<1, tile_shape::keys / 16> w, u;
-        ring_wait(wg.sm.key_ring, count);
-        issue_scores(wg, s, count);
-        more_rows<DIM>(t, wg.sm.probe[wg.index()], wg.keys(count), false);
-        wgmma_commit();
-        wgmma_wait<1>();
-        wgmma_results(s);
-        decayed_scores(wg, s, j, count, offset);
-        const bool moves = softmax_tile(wg, s, j, rescale, offset);
-        wgmma_wait<0>();
-        wgmma_results(t);
-        ring_release(wg.sm.key_ring, count);
-        if (!wg.unmasked(j)) mask_tile(t, wg.state(), j, wg.acc.centre); /* t may be NaN there */
-        probe_weights(wg.acc, t, s, rescale);
-        if (moves) recentre_sums(wg.acc, t, s, rescale);
-        split_weights(w, s);
-        split_weights(u, t);
-        ring_wait(wg.sm.value_ring, count);
-        multiply_weights<DIM>(wg.acc.o, w.part[0], wg.values(count));
-        more_weights<DIM>(wg.acc.b, u.part[0], wg.values(count));
-        wgmma_commit();
-        wgmma_wait<0>();
-        wgmma_results(wg.acc.o);
-        wgmma_results(wg.acc.b);
-        ring_release(wg.sm.value_ring, count);
-    }
-}
-
-/* Releases tiles count .. end - 1, of which the warpgroup's rows see no key. */
-template <int STAGES>
-static __device__ __forceinline__ void skip_tiles(ring_barriers<STAGES> &keys, ring_barriers<STAGES> &values,
-                                                  unsigned count, unsigned end)
-{
-#pragma unroll 1
-    for (; count != end; count++) {
-        ring_wait(keys, count);
-        ring_release(keys, count);
-        ring_wait(values, count);
-        ring_release(values, count);
-    }
-}
-
-/* ------------------------------------------------------------------ results */
-
-/* Writes o, through the tile of the warpgroup's queries, and saves vbar and value_shift = vbar - o. */
-template <int DIM, bool PROBED>
-static __device__ __forceinline__ void put_outputs(const given_forward_sums<DIM, PROBED> &sums,
-                                                   __nv_bfloat16 *tile, const loam_args &a,
-                                                   const local_saved &saved, const row_block &block,
-                                                   const row_pair &r, const int64_t (&line)[2],
-                                                   const given_row (&g)[2])
-{
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-#pragma unroll
-        for (int n = 0; n < DIM / 8; n++) {
-            const int c = column_of(n, 0), e = 2 * row;
-            float2 mean = { sums.o[n / 8][n % 8][e] * g[row].inverse,
-                            sums.o[n / 8][n % 8][e + 1] * g[row].inverse };
-            if (a.saved && r.real[row]) *(float2 *)((float *)saved.vbar + line[row] * DIM + c) = mean;
-            if constexpr (PROBED) {
-                const float2 value_shift = { sums.b[n / 8][n % 8][e] * g[row].inverse - mean.x * g[row].rest,
-                                             sums.b[n / 8][n % 8][e + 1] * g[row].inverse -
-                                                 mean.y * g[row].rest };
-                if (a.saved && r.real[row])
-                    *(float2 *)((float *)saved.value_shift + line[row] * DIM + c) = value_shift;
-                mean.x -= value_shift.x, mean.y -= value_shift.y;
-            }
-            *(__nv_bfloat162 *)(tile + swizzled(r.at[row] % ROWS, c)) = __floats2bfloat162_rn(mean.x, mean.y);
-        }
-    }
-    __syncwarp();
-    const bool aligned = (uintptr_t)a.o.data % 16 == 0 && a.o.batch % 8 == 0 && a.o.head % 8 == 0 &&
-                         a.o.token % 8 == 0;
-    const int first = threadIdx.x / 32 * 16;
-#pragma unroll 1
-    for (int e = threadIdx.x % 32; e < 16 * (DIM / 8); e += 32) {
-        const int at = first + e / (DIM / 8), c = e % (DIM / 8) * 8;
-        if (at >= block.rows) break;
-        const uint4 out = *(const uint4 *)(tile + swizzled(at % ROWS, c));
-        uint16_t *to = (uint16_t *)a.o.data + LOCAL_AT(a.o, block.s.b, block.h, block.s.q0 + block.i0 + at) +
-                       c;
-        if (aligned) {
-            *(uint4 *)to = out;
-        } else {
-            const uint32_t pairs[4] = { out.x, out.y, out.z, out.w };
-#pragma unroll
-            for (int s = 0; s < 8; s++)
-                to[s] = (uint16_t)(pairs[s / 2] >> s % 2 * 16);
-        }
-    }
-}
-
-template <int DIM, bool PROBED, bool DECAYED>
-static __device__ __forceinline__ void epilogue(given_forward_sums<DIM, PROBED> &sums,
-                                                given_forward_shared<DIM, PROBED, DECAYED> &sm,
-                                                const loam_problem &p, const loam_args &a,
-                                                const local_saved &saved, const row_block &block,
-                                                const row_pair &r)
-{
-    const int w = threadIdx.x / THREADS;
-    const row_state &state = sm.state[threadIdx.x];
-    int64_t line[2];
-    given_row g[2];
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        online o;
-        o.m[row] = sums.m[row] * 0.693147181f, o.omega[row] = state.omega[row];
-        g[row] = given_finish(o, sums.tsum[row], 0, row, p, a, block.h);
-        line[row] = local_row(&p, &block.s, block.h, block.i0 + r.at[row]);
-        if (r.real[row]) {
-            put_given_row<PROBED>(p, a, saved, block, r, row, g[row], sums.centre[row]);
-            put_given_probe<PROBED>(p, a, block, r, row, [&](int c) {
-                return sm.probe[PROBED ? w : 0][swizzled(r.at[row] % ROWS, c)];
-            });
-        }
-    }
-    put_outputs(sums, sm.query[w], a, saved, block, r, line, g);
-}
-
-/* ------------------------------------------------------------------ the kernel */
 
 /* The first and the last row that warpgroup w has; none where last < first. */
 struct row_span {
@@ -558,23 +72,6 @@ static __device__ __forceinline__ row_span row_span_of(const row_block &block, i
 {
     return { block.i0 + w * ROWS, block.i0 + min(block.rows, (w + 1) * ROWS) - 1 };
 }
-
-static __device__ __forceinline__ void row_state_begin(row_state &state, const loam_problem &p,
-                                                       const row_block &block)
-{
-    const row_pair r = row_pair_of(p, block);
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        state.lo[row] = r.lo[row], state.hi[row] = r.hi[row];
-        state.omega[row] = 0;
-    }
-}
-
-/* Of the `tiles` tiles of a block, those in which the rows of a warpgroup see keys: begin .. end - 1. All
- * these rows see keys unmasked_begin .. unmasked_end - 1. */
-struct tile_range {
-    int begin, end, tiles, unmasked_begin, unmasked_end;
-};
 
 template <int KEYS>
 static __device__ __forceinline__ tile_range tiles_of(const loam_problem &p, const row_block &block, int w)
@@ -592,114 +89,645 @@ static __device__ __forceinline__ tile_range tiles_of(const loam_problem &p, con
     return range;
 }
 
-/* A consumer: warpgroup w computes rows 64 w .. 64 w + 63 of each block of rows. */
-template <int DIM, bool PROBED, bool DECAYED>
-static __device__ __forceinline__ void consume_rows(given_forward_shared<DIM, PROBED, DECAYED> &sm,
-                                                    const loam_problem &p, const loam_args &a,
-                                                    const local_saved &saved, unsigned blocks, float scale2)
+/* ------------------------------------------------------------------ copies */
+
+/* The producer thread of rows: tells all others of each block, and copies queries and probes for each
+ * warpgroup when it has released those before. */
+template <class S>
+static __device__ __forceinline__ void produce_rows(given_forward_shared<S> &sm, const loam_problem &p,
+                                                    const loam_args &a, const given_forward_maps &maps,
+                                                    unsigned blocks, int rows)
 {
-    typedef given_forward_shape<DIM, PROBED> tile_shape;
-    const int w = threadIdx.x / THREADS;
-    unsigned row_count = 0, count = 0;
+    constexpr unsigned bytes = (S::probed ? 2 : 1) * S::dim * ROWS * 2;
+    unsigned count = 0;
     for_each_block(blocks, [&](unsigned n) {
-        given_forward_sums<DIM, PROBED> sums;
-        clear_forward_sums(sums);
-        {
-            const row_block block = row_block_at<tile_shape::rows>(p, a, n);
-            if (block.rows <= 0) return;
-            row_state_begin(sm.state[threadIdx.x], p, block);
-            const tile_range range = tiles_of<tile_shape::keys>(p, block, w);
-            const unsigned begin = count + range.begin, end = count + range.end;
-            count += range.tiles;
-            ring_wait(sm.row_ring[w], row_count);
-            skip_tiles(sm.key_ring, sm.value_ring, begin - range.begin, begin);
-            if (begin != end) {
-                forward_consumer<DIM, PROBED, DECAYED> wg = {
-                    sm, sums, scale2, range.unmasked_begin, range.unmasked_end, NULL, {}
-                };
-                if constexpr (DECAYED) {
-                    wg.decay_keys = decay_sums(a, block.s, block.h);
-                    wg.decay_rows[0] = row_decay(wg.decay_keys, wg.state().hi[0]);
-                    wg.decay_rows[1] = row_decay(wg.decay_keys, wg.state().hi[1]);
-                }
-                sweep(wg, block.first + range.begin * tile_shape::keys, begin, end);
-            }
-            skip_tiles(sm.key_ring, sm.value_ring, end, count);
+        given_task<S> &task = sm.task[count % TASKS];
+        barrier_wait(&sm.task_ring.empty[count % TASKS], count / TASKS % 2 ^ 1);
+        task.block = given_block_at<S>(p, a, n, rows);
+        asm volatile("" ::: "memory"); /* no registers for it */
+        const row_block &block = task.block;
+        if (block.rows <= 0) return;
+#pragma unroll 1
+        for (int w = 0; w < S::consumers; w++)
+            task.range[w] = tiles_of<S::keys>(p, block, w);
+        task.column = (int)(n % S::parts) * S::columns;
+        barrier_arrive(&sm.task_ring.full[count % TASKS]);
+        const int h = (int)block.h, b = (int)block.s.b, stage = count % S::row_stages;
+        int token = (int)(block.s.q0 + block.i0);
+#pragma unroll 1
+        for (int w = 0; w < S::consumers; w++, token += ROWS) {
+            uint64_t *full = ring_acquire(sm.row_ring[w], count, bytes);
+            load_tile<S::dim>(sm.query[w][stage], maps.q, full, token, h, b);
+            if (S::probed) load_tile<S::dim>(sm.probe[w][stage], maps.probe, full, token, h, b);
         }
-        /* Computed again, so that it takes no registers during the sweep. */
-        asm volatile("" : "+r"(n));
-        const row_block block = row_block_at<tile_shape::rows>(p, a, n);
-        warpgroup_sync(1 + w);
-        epilogue(sums, sm, p, a, saved, block, row_pair_of(p, block));
-        fence_async_proxy();
-        ring_release(sm.row_ring[w], row_count);
-        row_count++;
+        count++;
+    });
+    barrier_wait(&sm.task_ring.empty[count % TASKS], count / TASKS % 2 ^ 1);
+    sm.task[count % TASKS].block.rows = 0;
+    barrier_arrive(&sm.task_ring.full[count % TASKS]);
+}
+
+/* Calls use(block, column) for each block in turn, with its first column of o: the loop of the other producer
+ * warps. */
+template <class S, class F>
+static __device__ __forceinline__ void for_each_task(given_forward_shared<S> &sm, F use)
+{
+    for (unsigned count = 0;; count++) {
+        const given_task<S> &task = sm.task[count % TASKS];
+        ring_wait(sm.task_ring, count);
+        if (task.block.rows == 0) break;
+        use(task.block, task.column);
+        ring_release(sm.task_ring, count);
+    }
+}
+
+/* Rows `from` .. KEYS - 1 of a tile become 0; the lanes of a warp share the work. */
+template <int DIM, int KEYS, class T> static __device__ __forceinline__ void clear_tail(T *tile, int from)
+{
+    const uint4 zeros = make_uint4(0, 0, 0, 0);
+#pragma unroll 1
+    for (int c = 0; c < DIM; c += TILE_SIDE) {
+#pragma unroll 1
+        for (int e = from * TILE_SIDE + threadIdx.x % 32 * 8; e < KEYS * TILE_SIDE; e += 32 * 8)
+            *(uint4 *)(tile + c * KEYS + e) = zeros;
+    }
+}
+
+/* The producer warp of keys and values. Values beyond the last key that the block sees may be NaN (beyond the
+ * sequence, anything), which weights of 0 do not cancel. So the last tile of values completes on `tail`
+ * first; the warp clears the rows beyond the last key and then arrives at the full barrier. */
+template <class S>
+static __device__ __forceinline__ void produce_tiles(given_forward_shared<S> &sm,
+                                                     const given_forward_maps &maps)
+{
+    constexpr unsigned key_bytes = S::dim * S::keys * 2, value_bytes = S::columns * S::keys * 2;
+    const bool first = threadIdx.x % 32 == 0;
+    unsigned count = 0, tails = 0;
+    for_each_task(sm, [&](const row_block &block, int column) {
+        for (int j = block.first; j < block.last; j += S::keys, count++) {
+            const unsigned stage = count % S::value_stages;
+            const int64_t token = block.s.k0 + j;
+            const bool full_tile = block.last - j >= S::keys;
+            if (first) {
+                uint64_t *full = ring_acquire(sm.key_ring, count, key_bytes);
+                load_tile<S::dim, S::keys>(sm.keys[count % S::key_stages], maps.k, full, (int)token,
+                                           (int)block.h_kv, (int)block.s.b);
+                if (full_tile) {
+                    full = ring_acquire(sm.value_ring, count, value_bytes);
+                } else {
+                    barrier_wait(&sm.value_ring.empty[stage], count / S::value_stages % 2 ^ 1);
+                    barrier_expect(full = &sm.tail, value_bytes);
+                }
+                load_tile<S::columns, S::keys>(sm.values[stage], maps.v, full, (int)token, (int)block.h_kv,
+                                               (int)block.s.b, column);
+            }
+            if (!full_tile) {
+                __syncwarp();
+                barrier_wait(&sm.tail, tails++ % 2);
+                clear_tail<S::columns, S::keys>(sm.values[stage], block.last - j);
+                fence_async_proxy();
+                __syncwarp();
+                if (first) barrier_arrive(&sm.value_ring.full[stage]);
+            }
+            __syncwarp();
+        }
     });
 }
 
-template <int DIM, bool PROBED, bool DECAYED>
-__global__ void __launch_bounds__(given_forward_shape<DIM, PROBED>::threads, 1)
+/* The producer warp of decays: fills the relative_decay of each tile of keys, and each lane arrives at the
+ * full barrier of its stage. */
+template <class S>
+static __device__ __forceinline__ void produce_decay(given_forward_shared<S> &sm, const loam_args &a)
+{
+    unsigned count = 0;
+    for_each_task(sm, [&](const row_block &block, int) {
+        const local_decay_pair *const sums = decay_sums(a, block.s, block.h);
+        for (int j = block.first; j < block.last; j += S::keys, count++) {
+            const relative_decay_keys<S::keys> keys(sums, j, block.last);
+            const unsigned stage = count % S::key_stages;
+            barrier_wait(&sm.key_ring.empty[stage], count / S::key_stages % 2 ^ 1);
+            keys.store(sm.decay[stage]);
+            barrier_arrive(&sm.key_ring.full[stage]);
+        }
+    });
+}
+
+/* ------------------------------------------------------------------ sums */
+
+/* The sweep of a warpgroup over the keys of its rows. */
+template <class S> struct forward_consumer {
+    typedef typename S::type T;
+    given_forward_shared<S> &sm;
+    given_forward_sums<S> &acc;
+    const T *query, *probe;
+    float scale2;
+    int unmasked_begin, unmasked_end; /* all rows of the warpgroup see all keys between */
+    /* Where scores decay: G of the sequence's keys, and of the two rows. */
+    const local_decay_pair *decay_keys;
+    local_decay_pair decay_rows[2];
+
+    __device__ __forceinline__ bool unmasked(int j) const
+    {
+        return j >= unmasked_begin && j + S::keys <= unmasked_end;
+    }
+    __device__ __forceinline__ row_state &state() const { return sm.state[threadIdx.x]; }
+
+    __device__ __forceinline__ const T *keys(unsigned count) const
+    {
+        return sm.keys[warp_uniform(count % S::key_stages)];
+    }
+    __device__ __forceinline__ const T *values(unsigned count) const
+    {
+        return sm.values[warp_uniform(count % S::value_stages)];
+    }
+};
+
+/* Issues the products s = q . k of a tile and commits them; more products may follow without a
+ * wgmma_fence. */
+template <int DIM, int BLOCKS, class T>
+static __device__ __forceinline__ void issue_scores(const T *query, float (&s)[BLOCKS][4], const T *keys)
+{
+    wgmma_fence();
+    more_rows<DIM>(s, query, keys, false);
+    wgmma_commit();
+}
+
+/* Where scores decay: s, the products q . k of tile `count`, which begins at key j, become scores to base 2
+ * less `offset`. Where all rows see every key of the tile, decay is counted from its last key
+ * (relative_scores): nothing cancels, and a pair costs one addition more than without decay. */
+template <class S, int BLOCKS>
+static __device__ __forceinline__ void decayed_scores(const forward_consumer<S> &wg, float (&s)[BLOCKS][4],
+                                                      int j, unsigned count, float (&offset)[2])
+{
+    offset[0] = offset[1] = 0;
+    if constexpr (S::decayed) {
+        if (wg.unmasked(j))
+            relative_scores(s, wg.sm.decay[count % S::key_stages], wg.decay_rows, wg.scale2, offset);
+        else
+            decay_scores(s, wg.decay_keys + j, wg.decay_rows, { wg.scale2, wg.scale2 });
+    }
+}
+
+/* s, which is the products q . k of the tile from key j on or comes from decayed_scores, becomes
+ * weights. */
+template <class S, int BLOCKS>
+static __device__ __forceinline__ bool softmax_tile(const forward_consumer<S> &wg, float (&s)[BLOCKS][4],
+                                                    int j, float (&rescale)[2], const float (&offset)[2])
+{
+    const float nothing[2] = { -INFINITY, -INFINITY };
+    if (!wg.unmasked(j)) mask_tile(s, wg.state(), j, nothing);
+    return online_softmax(wg.acc, wg.state(), s, rescale, S::decayed ? 1.0f : wg.scale2, offset);
+}
+
+/* Tiles count .. end - 1, of which the first begins at key j. The product o += w v of a tile overlaps with
+ * the weights of the next. ready: s are the products q . k of the first tile. */
+template <class S, int BLOCKS>
+static __device__ __forceinline__ void sweep_keys(const forward_consumer<S> &wg, float (&s)[BLOCKS][4],
+                                                  bool ready,
+                                                  weights_operand<1, BLOCKS / 2, typename S::type> &w, int j,
+                                                  unsigned count, unsigned end)
+{
+    float rescale[2], offset[2];
+    if (!ready) {
+        ring_wait(wg.sm.key_ring, count);
+        issue_scores<S::dim>(wg.query, s, wg.keys(count));
+        wgmma_wait<0>();
+        wgmma_results(s);
+    }
+    decayed_scores(wg, s, j, count, offset);
+    ring_release(wg.sm.key_ring, count);
+    softmax_tile(wg, s, j, rescale, offset);
+    split_weights(w, s);
+#pragma unroll 1
+    for (; count + 1 != end; count++) {
+        ring_wait(wg.sm.key_ring, count + 1);
+        ring_wait(wg.sm.value_ring, count);
+        issue_scores<S::dim>(wg.query, s, wg.keys(count + 1));
+        more_weights<S::columns>(wg.acc.o, w.part[0], wg.values(count));
+        wgmma_commit();
+        wgmma_wait<1>();
+        wgmma_results(s);
+        decayed_scores(wg, s, j += S::keys, count + 1, offset);
+        ring_release(wg.sm.key_ring, count + 1);
+        const bool moves = softmax_tile(wg, s, j, rescale, offset);
+        wgmma_wait<0>();
+        wgmma_results(wg.acc.o);
+        ring_release(wg.sm.value_ring, count);
+        if (moves) rescale_sums(wg.acc, rescale);
+        split_weights(w, s);
+    }
+}
+
+/* The product o += w v of the last tile. */
+template <class S, int STEPS>
+static __device__ __forceinline__ void finish_keys(const forward_consumer<S> &wg,
+                                                   const weights_operand<1, STEPS, typename S::type> &w,
+                                                   unsigned last)
+{
+    ring_wait(wg.sm.value_ring, last);
+    multiply_weights<S::columns>(wg.acc.o, w.part[0], wg.values(last));
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_results(wg.acc.o);
+    ring_release(wg.sm.value_ring, last);
+}
+
+/* The same, and beside it the products s = q . k of the first tile of the next rows, whose queries are
+ * `query`. */
+template <class S, int BLOCKS>
+static __device__ __forceinline__ void finish_keys(const forward_consumer<S> &wg,
+                                                   const weights_operand<1, BLOCKS / 2, typename S::type> &w,
+                                                   unsigned last, const typename S::type *query,
+                                                   float (&s)[BLOCKS][4])
+{
+    ring_wait(wg.sm.key_ring, last + 1);
+    ring_wait(wg.sm.value_ring, last);
+    issue_scores<S::dim>(query, s, wg.keys(last + 1));
+    more_weights<S::columns>(wg.acc.o, w.part[0], wg.values(last));
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_results(s);
+    wgmma_results(wg.acc.o);
+    ring_release(wg.sm.value_ring, last);
+}
+
+/* The same with a probe, one tile after another, since there are no registers for two: the weights overlap
+ * with the products t = probe . k, all else with the other warpgroup. */
+template <class S>
+static __device__ __forceinline__ void sweep_probed(const forward_consumer<S> &wg, int j, unsigned count,
+                                                    unsigned end)
+{
+#pragma unroll 1
+    for (; count != end; count++, j += S::keys) {
+        float s[S::keys / 8][4], t[S::keys / 8][4], rescale[2], offset[2];
+        weights_operand<1, S::keys / 16, typename S::type> w, u;
+        ring_wait(wg.sm.key_ring, count);
+        issue_scores<S::dim>(wg.query, s, wg.keys(count));
+        more_rows<S::dim>(t, wg.probe, wg.keys(count), false);
+        wgmma_commit();
+        wgmma_wait<1>();
+        wgmma_results(s);
+        decayed_scores(wg, s, j, count, offset);
+        const bool moves = softmax_tile(wg, s, j, rescale, offset);
+        wgmma_wait<0>();
+        wgmma_results(t);
+        ring_release(wg.sm.key_ring, count);
+        if (!wg.unmasked(j)) mask_tile(t, wg.state(), j, wg.acc.centre); /* t may be NaN there */
+        probe_weights(wg.acc, t, s, rescale);
+        if (moves) recentre_sums(wg.acc, wg.state(), t, s, rescale);
+        split_weights(w, s);
+        if constexpr (given_forward_sums<S>::folded) fold_weights(wg.acc, wg.state(), t);
+        split_weights(u, t);
+        ring_wait(wg.sm.value_ring, count);
+        multiply_weights<S::columns>(wg.acc.o, w.part[0], wg.values(count));
+        more_weights<S::columns>(wg.acc.b, u.part[0], wg.values(count));
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_results(wg.acc.o);
+        wgmma_results(wg.acc.b);
+        ring_release(wg.sm.value_ring, count);
+    }
+}
+
+/* Releases tiles count .. end - 1, of which the warpgroup's rows see no key. */
+template <int KEY_STAGES, int VALUE_STAGES>
+static __device__ __forceinline__ void skip_tiles(ring_barriers<KEY_STAGES> &keys,
+                                                  ring_barriers<VALUE_STAGES> &values, unsigned count,
+                                                  unsigned end)
+{
+#pragma unroll 1
+    for (; count != end; count++) {
+        ring_wait(keys, count);
+        ring_release(keys, count);
+        ring_wait(values, count);
+        ring_release(values, count);
+    }
+}
+
+/* ------------------------------------------------------------------ results */
+
+/* The sums of the thread's rows become vbar, in o, and value_shift = vbar - o, in b. */
+template <class S>
+static __device__ __forceinline__ void finish_sums(given_forward_sums<S> &sums, const row_state &state,
+                                                   const given_row (&g)[2])
+{
+    const float inverse[2] = { g[0].inverse, g[1].inverse };
+#pragma unroll
+    for (int n = 0; n < S::columns / TILE_SIDE; n++)
+        scale_rows(sums.o[n], inverse);
+    if constexpr (S::probed) {
+        float unfold[2] = { inverse[0], inverse[1] };
+        if constexpr (given_forward_sums<S>::folded) unfold[0] /= state.fold[0], unfold[1] /= state.fold[1];
+#pragma unroll
+        for (int n = 0; n < S::columns / 8; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                sums.b[n / 8][n % 8][e] = sums.b[n / 8][n % 8][e] * unfold[e / 2] -
+                                          sums.o[n / 8][n % 8][e] * g[e / 2].rest;
+        }
+    }
+}
+
+/* Saves them for the backward pass; column: the first of theirs. */
+template <class S>
+static __device__ __forceinline__ void save_sums(const given_forward_sums<S> &sums, const loam_problem &p,
+                                                 const local_saved &saved, const row_block &block,
+                                                 const row_pair &r, int column)
+{
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const int64_t line = local_row(&p, &block.s, block.h, block.i0 + r.at[row]);
+        if (!r.real[row]) continue;
+#pragma unroll
+        for (int n = 0; n < S::columns / 8; n++) {
+            const float(&o)[4] = sums.o[n / 8][n % 8];
+            const int c = column + column_of(n, 0);
+            save_pair(saved.vbar, line, c, p.dim_v, o[2 * row], o[2 * row + 1]);
+            if constexpr (S::probed) {
+                const float(&b)[4] = sums.b[n / 8][n % 8];
+                save_pair(saved.value_shift, line, c, p.dim_v, b[2 * row], b[2 * row + 1]);
+            }
+        }
+    }
+}
+
+/* The outputs, of finished sums, into the tile of the queries. */
+template <class S>
+static __device__ __forceinline__ void put_output_tile(const given_forward_sums<S> &sums,
+                                                       typename S::type *tile, const row_pair &r)
+{
+#pragma unroll
+    for (int n = 0; n < S::columns / 8; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) {
+            float2 out = { sums.o[n / 8][n % 8][e], sums.o[n / 8][n % 8][e + 1] };
+            if constexpr (S::probed) out.x -= sums.b[n / 8][n % 8][e], out.y -= sums.b[n / 8][n % 8][e + 1];
+            *(uint32_t *)(tile + swizzled(r.at[e / 2] % ROWS, column_of(n, 0))) = pack_pair<typename S::type>(
+                out.x, out.y);
+        }
+    }
+}
+
+/* Eight numbers of a tile at `out` to `to`, of which `left` are within the array. */
+static __device__ __forceinline__ void put_numbers(uint16_t *to, const uint4 &out, int left)
+{
+    const uint32_t pairs[4] = { out.x, out.y, out.z, out.w };
+#pragma unroll
+    for (int s = 0; s < 8; s++)
+        if (s < left) to[s] = (uint16_t)(pairs[s / 2] >> s % 2 * 16);
+}
+
+/* The 16 rows of a warp from the tile of outputs to o, from column `column` on. */
+template <class S>
+static __device__ __forceinline__ void put_outputs(const typename S::type *tile, const loam_problem &p,
+                                                   const loam_args &a, const row_block &block, int column)
+{
+    constexpr int step = 4; /* rows of an access: 8 lanes have 64 columns of one */
+    const bool aligned = (uintptr_t)a.o.data % 16 == 0 && a.o.batch % 8 == 0 && a.o.head % 8 == 0 &&
+                         a.o.token % 8 == 0 && p.dim_v % 8 == 0;
+    const int lane = threadIdx.x % 32, c = lane % 8 * 8, at = threadIdx.x / 32 * 16 + lane / 8;
+    const int left = (int)p.dim_v - column - c;
+    uint16_t *to = (uint16_t *)a.o.data + LOCAL_AT(a.o, block.s.b, block.h, block.s.q0 + block.i0 + at) +
+                   column + c;
+#pragma unroll
+    for (int k = 0; k < 16; k += step, to += step * a.o.token) {
+        if (at + k >= block.rows) break;
+#pragma unroll
+        for (int n = 0; n < S::columns; n += TILE_SIDE) {
+            const uint4 out = *(const uint4 *)(tile + swizzled((at + k) % ROWS, n + c));
+            if (!aligned)
+                put_numbers(to + n, out, left - n);
+            else if (n < left)
+                *(uint4 *)(to + n) = out;
+        }
+    }
+}
+
+template <class S>
+static __device__ __forceinline__ void epilogue(given_forward_sums<S> &sums, given_forward_shared<S> &sm,
+                                                const loam_problem &p, const loam_args &a,
+                                                const local_saved &saved, const row_block &block, int column,
+                                                unsigned stage)
+{
+    const int w = threadIdx.x / THREADS;
+    const row_state &state = sm.state[threadIdx.x];
+    const row_pair r = row_pair_of(p, block);
+    given_row g[2];
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        online o;
+        o.m[row] = sums.m[row] * 0.693147181f, o.omega[row] = state.omega[row];
+        g[row] = given_finish(o, sums.tsum[row], 0, row, p, a, block.h);
+        if (r.real[row] && column == 0) {
+            put_given_row<S::probed>(p, a, saved, block, r, row, g[row], sums.centre[row]);
+            put_given_probe<S::probed>(p, a, block, r, row, [&](int c) {
+                return sm.probe[S::probed ? w : 0][stage][swizzled(r.at[row] % ROWS, c)];
+            });
+        }
+    }
+    finish_sums(sums, state, g);
+    if (a.saved) save_sums(sums, p, saved, block, r, column);
+    put_output_tile(sums, sm.query[w][stage], r);
+    __syncwarp();
+    put_outputs<S>(sm.query[w][stage], p, a, block, column);
+}
+
+/* ------------------------------------------------------------------ the kernel */
+
+static __device__ __forceinline__ void row_state_begin(row_state &state, const loam_problem &p,
+                                                       const row_block &block)
+{
+    const row_pair r = row_pair_of(p, block);
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        state.lo[row] = r.lo[row], state.hi[row] = r.hi[row];
+        state.omega[row] = 0, state.fold[row] = 1;
+    }
+}
+
+/* What a warpgroup knows between its blocks. ready: s are the products q . k of the next one's first tile. */
+template <class S> struct forward_position {
+    float s[S::keys / 8][4];
+    bool ready;
+    unsigned row_count, count; /* blocks and tiles so far */
+};
+
+/* Whether the first tile of the block after `task`, number row_count, follows the last of this one, and its
+ * products can be asked for together with the last of this one. */
+template <class S>
+static __device__ __forceinline__ bool next_follows(given_forward_shared<S> &sm, const tile_range &range,
+                                                    int w, unsigned row_count)
+{
+    if (S::row_stages == 1 || range.end != range.tiles) return false;
+    const given_task<S> &next = sm.task[row_count % TASKS];
+    ring_wait(sm.task_ring, row_count);
+    if (next.block.rows == 0 || next.range[w].begin != 0 || next.range[w].end == 0) return false;
+    ring_wait(sm.row_ring[w], row_count);
+    return true;
+}
+
+/* The sweep over the keys of the warpgroup's rows of a task. */
+template <class S>
+static __device__ __forceinline__ void sweep_rows(given_forward_shared<S> &sm, given_forward_sums<S> &sums,
+                                                  const loam_args &a, const given_task<S> &task, int w,
+                                                  float scale2, forward_position<S> &at)
+{
+    const tile_range range = task.range[w];
+    const unsigned begin = at.count + range.begin, end = at.count + range.end,
+                   stage = warp_uniform(at.row_count % S::row_stages);
+    skip_tiles(sm.key_ring, sm.value_ring, at.count, begin);
+    at.count += range.tiles;
+    if (begin != end) {
+        forward_consumer<S> wg = { sm,
+                                   sums,
+                                   sm.query[w][stage],
+                                   S::probed ? sm.probe[w][stage] : NULL,
+                                   scale2,
+                                   range.unmasked_begin,
+                                   range.unmasked_end,
+                                   NULL,
+                                   {} };
+        if constexpr (S::decayed) {
+            wg.decay_keys = decay_sums(a, task.block.s, task.block.h);
+            wg.decay_rows[0] = row_decay(wg.decay_keys, wg.state().hi[0]);
+            wg.decay_rows[1] = row_decay(wg.decay_keys, wg.state().hi[1]);
+        }
+        const int j = task.block.first + range.begin * S::keys;
+        if constexpr (S::probed) {
+            sweep_probed(wg, j, begin, end);
+        } else {
+            weights_operand<1, S::keys / 16, typename S::type> weights;
+            sweep_keys(wg, at.s, at.ready, weights, j, begin, end);
+            at.ready = next_follows(sm, range, w, at.row_count + 1);
+            if (at.ready)
+                finish_keys(wg, weights, end - 1,
+                            sm.query[w][warp_uniform((at.row_count + 1) % S::row_stages)], at.s);
+            else
+                finish_keys(wg, weights, end - 1);
+        }
+    }
+    skip_tiles(sm.key_ring, sm.value_ring, end, at.count);
+}
+
+/* A consumer: a warpgroup computes 64 rows of each block. */
+template <class S>
+static __device__ __forceinline__ void consume_rows(given_forward_shared<S> &sm, const loam_problem &p,
+                                                    const loam_args &a, const local_saved &saved,
+                                                    float scale2)
+{
+    const int w = warp_uniform(threadIdx.x / THREADS);
+    forward_position<S> at;
+    at.ready = false, at.count = 0;
+#pragma unroll 1
+    for (at.row_count = 0;; at.row_count++) {
+        const unsigned stage = warp_uniform(at.row_count % S::row_stages);
+        const given_task<S> &task = sm.task[at.row_count % TASKS];
+        ring_wait(sm.task_ring, at.row_count);
+        if (task.block.rows == 0) break;
+        ring_wait(sm.row_ring[w], at.row_count);
+        given_forward_sums<S> sums;
+        clear_forward_sums(sums);
+        row_state_begin(sm.state[threadIdx.x], p, task.block);
+        sweep_rows(sm, sums, a, task, w, scale2, at);
+        warpgroup_sync(1 + w);
+        epilogue(sums, sm, p, a, saved, task.block, task.column, stage);
+        fence_async_proxy();
+        ring_release(sm.row_ring[w], at.row_count);
+        ring_release(sm.task_ring, at.row_count);
+    }
+}
+
+template <class S>
+__global__ void __launch_bounds__(S::threads, 1)
     given_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
-                        const local_saved saved, const unsigned blocks, const float scale2,
+                        const local_saved saved, const unsigned blocks, const int rows, const float scale2,
                         const __grid_constant__ given_forward_maps maps)
 {
-    typedef given_forward_shape<DIM, PROBED> tile_shape;
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
-    given_forward_shared<DIM, PROBED, DECAYED> &sm = *(
-        given_forward_shared<DIM, PROBED, DECAYED> *)swizzled_memory;
+    given_forward_shared<S> &sm = *(given_forward_shared<S> *)swizzled_memory;
     if (threadIdx.x == 0) {
-        ring_init(sm.key_ring, tile_shape::consumers * THREADS / 32);
-        for (int n = 0; n < tile_shape::stages && DECAYED; n++)
+        ring_init(sm.key_ring, S::consumers * THREADS / 32);
+        for (int n = 0; n < S::key_stages && S::decayed; n++)
             barrier_init(&sm.key_ring.full[n], 1 + 32); /* the copies, and each lane of produce_decay */
-        ring_init(sm.value_ring, tile_shape::consumers * THREADS / 32);
-        for (int w = 0; w < tile_shape::consumers; w++)
+        ring_init(sm.value_ring, S::consumers * THREADS / 32);
+        for (int w = 0; w < S::consumers; w++)
             ring_init(sm.row_ring[w], THREADS / 32);
+        ring_init(sm.task_ring, S::consumers * THREADS / 32 + (S::decayed ? 2 : 1));
         barrier_init(&sm.tail, 1);
         fence_async_proxy();
     }
     __syncthreads();
-    if (threadIdx.x / THREADS == tile_shape::consumers) {
+    if (threadIdx.x / THREADS == S::consumers) {
         registers_release<40>();
-        if (threadIdx.x / 32 == tile_shape::consumers * 4) {
-            produce_tiles(sm, p, a, maps, blocks);
-        } else if (threadIdx.x == tile_shape::consumers * THREADS + 32) {
-            produce_rows(sm, p, a, maps, blocks);
-        } else if (DECAYED && threadIdx.x / 32 == tile_shape::consumers * 4 + 2) {
-            if constexpr (DECAYED) produce_decay(sm, p, a, blocks);
+        if (threadIdx.x / 32 == S::consumers * 4) {
+            produce_tiles(sm, maps);
+        } else if (threadIdx.x == S::consumers * THREADS + 32) {
+            produce_rows(sm, p, a, maps, blocks, rows);
+        } else if (S::decayed && threadIdx.x / 32 == S::consumers * 4 + 2) {
+            if constexpr (S::decayed) produce_decay(sm, a);
         }
     } else {
         registers_acquire<232>();
-        consume_rows(sm, p, a, saved, blocks, scale2);
+        consume_rows(sm, p, a, saved, scale2);
     }
 }
 
 /* ------------------------------------------------------------------ the launches */
 
-template <int DIM, bool PROBED, bool DECAYED>
-static loam_status launch(const loam_problem *p, const loam_args *a, loam_error *error)
+template <class S> static int64_t blocks_of(const loam_problem *p, int rows)
 {
-    typedef given_forward_shape<DIM, PROBED> tile_shape;
-    const int64_t blocks = (p->len_q + tile_shape::rows - 1) / tile_shape::rows * p->batch * p->heads_q;
+    return (p->len_q + rows - 1) / rows * p->batch * p->heads_q * S::parts;
+}
+
+/* Where blocks are few, they have the rows of fewer warpgroups, which then run alone and faster. Where late
+ * rows see all keys and early ones few, a block of late rows takes as long as two that follow each other. */
+template <class S> static int rows_of_blocks(const loam_problem *p, int multiprocessors)
+{
+    const int rounds = p->causal && p->window == 0 && p->len_q == p->len_kv ? 2 : 1;
+    int rows = S::rows;
+    while (rows > ROWS && blocks_of<S>(p, rows - ROWS) <= rounds * multiprocessors)
+        rows -= ROWS;
+    return rows;
+}
+
+template <class S> static loam_status launch(const loam_problem *p, const loam_args *a, loam_error *error)
+{
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
-    constexpr size_t shared = sizeof(given_forward_shared<DIM, PROBED, DECAYED>);
+    constexpr size_t shared = sizeof(given_forward_shared<S>);
     given_forward_maps maps;
     int most = 0;
     TRY(cuda_multiprocessors(&most, error));
+    const int rows = rows_of_blocks<S>(p, most);
+    const int64_t blocks = blocks_of<S>(p, rows);
     TRY(query_map_make(&maps.q, p, &a->q, p->dim_qk, ROWS, error));
-    TRY(key_map_make(&maps.k, p, &a->k, p->dim_qk, tile_shape::keys, error));
-    TRY(key_map_make(&maps.v, p, &a->v, p->dim_v, tile_shape::keys, error));
-    if (PROBED) TRY(query_map_make(&maps.probe, p, &a->probe, p->dim_qk, ROWS, error));
-    TRY(cuda_allow_shared((const void *)given_kernel_hopper<DIM, PROBED, DECAYED>, shared, error));
-    given_kernel_hopper<DIM, PROBED, DECAYED>
-        <<<(unsigned)(blocks < most ? blocks : most), tile_shape::threads, shared, (cudaStream_t)a->stream>>>(
-            *p, *a, saved, (unsigned)blocks, (float)(p->scale * 1.4426950408889634), maps);
+    TRY(key_map_make(&maps.k, p, &a->k, p->dim_qk, S::keys, error));
+    TRY(key_map_make(&maps.v, p, &a->v, p->dim_v, S::keys, error));
+    if (S::probed) TRY(query_map_make(&maps.probe, p, &a->probe, p->dim_qk, ROWS, error));
+    TRY(cuda_allow_shared((const void *)given_kernel_hopper<S>, shared, error));
+    given_kernel_hopper<S>
+        <<<(unsigned)(blocks < most ? blocks : most), S::threads, shared, (cudaStream_t)a->stream>>>(
+            *p, *a, saved, (unsigned)blocks, rows, (float)(p->scale * LOG2E), maps);
     return cuda_launched("given_kernel_hopper", error);
 }
 
-template <int DIM, bool PROBED>
-static loam_status launch_decayed(const loam_problem *p, const loam_args *a, loam_error *error)
+template <class T, bool PROBED, bool DECAYED>
+static loam_status launch_dim(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    return p->decay ? launch<DIM, PROBED, true>(p, a, error) : launch<DIM, PROBED, false>(p, a, error);
+    const int64_t dim = p->dim_qk > p->dim_v ? p->dim_qk : p->dim_v;
+    if (dim <= 64) return launch<given_forward<T, 64, PROBED, DECAYED>>(p, a, error);
+    if (dim <= 128) return launch<given_forward<T, 128, PROBED, DECAYED>>(p, a, error);
+    if constexpr (!PROBED) {
+        if (dim <= 192) return launch<given_forward<T, 192, PROBED, DECAYED>>(p, a, error);
+    }
+    return launch<given_forward<T, 256, PROBED, DECAYED>>(p, a, error);
+}
+
+template <class T>
+static loam_status launch_type(const loam_problem *p, const loam_args *a, loam_error *error)
+{
+    if (p->mechanism == LOAM_PARALLAX)
+        return p->decay ? launch_dim<T, true, true>(p, a, error) : launch_dim<T, true, false>(p, a, error);
+    return p->decay ? launch_dim<T, false, true>(p, a, error) : launch_dim<T, false, false>(p, a, error);
 }
 
 /* The kernel takes the maximum of products q . k for that of scores, which needs a positive scale. */
@@ -711,9 +739,5 @@ bool local_given_hopper_reads(const loam_problem *p, const loam_args *a)
 
 loam_status local_given_hopper(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    if (p->mechanism == LOAM_PARALLAX) {
-        return p->dim_qk == 64 ? launch_decayed<64, true>(p, a, error)
-                               : launch_decayed<128, true>(p, a, error);
-    }
-    return p->dim_qk == 64 ? launch_decayed<64, false>(p, a, error) : launch_decayed<128, false>(p, a, error);
+    return p->dtype == LOAM_F16 ? launch_type<__half>(p, a, error) : launch_type<__nv_bfloat16>(p, a, error);
 }

@@ -6,15 +6,15 @@
 
 #include "src/gpu/hopper.cuh"
 
-/* Issues the copies of DIM / 64 boxes of the map, each of TOKENS rows by 64 channels, side by side into a
- * tile; they complete on `full`. */
+/* Issues the copies of DIM / 64 boxes of the map, each of TOKENS rows by 64 channels from `column` on, side
+ * by side into a tile; they complete on `full`. */
 template <int DIM, int TOKENS = TILE_SIDE, class T>
 static __device__ __forceinline__ void load_tile(T *tile, const CUtensorMap &map, uint64_t *full, int token,
-                                                 int h, int b)
+                                                 int h, int b, int column = 0)
 {
 #pragma unroll
     for (int c = 0; c < DIM; c += TILE_SIDE)
-        load_box(tile + c * TOKENS, &map, full, c, token, h, b);
+        load_box(tile + c * TOKENS, &map, full, column + c, token, h, b);
 }
 
 /* Stores two neighbours of a row of bf16, in one access where the address is aligned. */
@@ -25,6 +25,29 @@ static __device__ __forceinline__ void store_bf16_pair(__nv_bfloat16 *to, float 
         *(__nv_bfloat162 *)to = pair;
     else
         to[0] = pair.x, to[1] = pair.y;
+}
+
+/* The same of columns c and c + 1 of a row, which has `columns`. */
+static __device__ __forceinline__ void store_bf16_columns(__nv_bfloat16 *row, int c, int64_t columns, float x,
+                                                          float y)
+{
+    if (c + 1 < columns)
+        store_bf16_pair(row + c, x, y);
+    else if (c < columns)
+        row[c] = __float2bfloat16_rn(x);
+}
+
+/* Stores x and y as columns c and c + 1 of row `line` of `data`, whose rows are dense and have `columns`. */
+static __device__ __forceinline__ void save_pair(void *data, int64_t line, int c, int64_t columns, float x,
+                                                 float y)
+{
+    float *to = (float *)data + line * columns + c;
+    if (columns % 2 == 0) {
+        if (c < columns) *(float2 *)to = { x, y };
+    } else {
+        if (c < columns) to[0] = x;
+        if (c + 1 < columns) to[1] = y;
+    }
 }
 
 /* Tells the compiler that x is the same in all lanes: descriptors made from x then cost the lanes nothing. */
