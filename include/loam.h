@@ -658,8 +658,8 @@ typedef struct loam_kernel_info {
     const char *pass;       /* "forward" */
     const char *dtypes;     /* "f32 bf16 f16" */
     const char *backend;    /* "reference", "cpu", "cuda" */
-    const char *isa;        /* "portable", "avx2", "avx512", "avx512bf16"; "cuda": compute
-                        capability 8.0 or newer, "hopper": 9.0 */
+    const char *isa;        /* "portable", "avx2", "avx512", "avx512bf16", "amxbf16"; "cuda":
+                        compute capability 8.0 or newer, "hopper": 9.0 */
     int available;          /* 1: this CPU (and LOAM_ISA), or the current GPU, can run it */
 } loam_kernel_info;
 
@@ -723,9 +723,10 @@ LOAM_API const char *loam_rope_layout_name(loam_rope_layout turns);    /* "half"
 LOAM_API const char *loam_row_code_name(loam_row_code code);           /* "solved", "empty", "singular" */
 LOAM_API const char *loam_solver_name(loam_solver solver);             /* "none", "cg", "dual", "gram" */
 
-/* "avx2 avx512 avx512bf16": the instruction sets of this CPU that Loam has kernels for. The
- * environment variable LOAM_ISA=portable|avx2|avx512|avx512bf16, read when a plan is made, allows
- * no more than the one it names. */
+/* "avx2 avx512 avx512bf16 amxbf16": the instruction sets of this CPU that Loam has kernels for. The
+ * environment variable LOAM_ISA=portable|avx2|avx512|avx512bf16|amxbf16, read when a plan is made,
+ * allows no more than the one it names. amxbf16 is that of Linux's tile registers, which this function,
+ * a list of kernels and a plan ask for (arch_prctl, for the process); LOAM_ISA=avx512bf16 does not. */
 LOAM_API const char *loam_cpu_features(void);
 LOAM_API int loam_max_threads(void);
 

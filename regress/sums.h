@@ -64,8 +64,8 @@ typedef struct regress_engine {
     regress_bin_sums_fn *bin_sums;
 } regress_engine;
 
-/* The fastest that this machine runs and LOAM_ISA (portable, avx2, avx512, avx512bf16; of the environment)
- * allows. */
+/* The fastest that this machine runs and LOAM_ISA (portable, avx2, avx512, avx512bf16, amxbf16; of the
+ * environment) allows. */
 regress_engine regress_engine_choose(void);
 
 #endif

@@ -5,7 +5,7 @@
 
 typedef struct bench_machine {
     char cpu[96];       /* "AMD EPYC", or "unknown" */
-    char features[32];  /* "avx2 avx512 avx512bf16", or "portable" */
+    char features[48];  /* "avx2 avx512 avx512bf16", or "portable" */
     char compiler[96];  /* "gcc 12.2.0" */
     char date[32];      /* "2026-11-21T14:00:00Z" */
     const char *commit; /* "1a2b3c4d5e6f", with "+" where the tree had changes; "unknown" without git */

@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-enum { DL_MAJOR = 1, DL_CUDA = 2 };
+enum { DL_MAJOR = 1 };
 enum { DL_INT, DL_UNSIGNED, DL_FLOAT, DL_BFLOAT = 4 };
 
 typedef struct dl_tensor {

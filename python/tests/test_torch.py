@@ -367,12 +367,12 @@ def test_two_openmp_runtimes():
 import threading, numpy, torch, loam_attn
 x = torch.ones((1, 256, 4, 8))
 torch.set_num_threads(3)
-y = torch.rand(200, 200, 200)
+y = torch.rand(100, 1000)
 want = loam_attn.softmax_attention(x, x, x), y.sin()
 equal = []
 
 def call():
-    for _ in range(20):
+    for _ in range(5):
         found = loam_attn.softmax_attention(x, x, x), y.sin()
         equal.append(all(map(torch.equal, found, want)))
 
@@ -384,7 +384,7 @@ for thread in threads:
 print(all(equal), len(equal))
 """
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
-    assert out.stdout.split() == ["True", "40"]
+    assert out.stdout.split() == ["True", "10"]
 
 
 TYPE = {

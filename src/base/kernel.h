@@ -33,7 +33,9 @@ typedef bool kernel_reads_fn(const loam_problem *problem, const loam_args *args)
     KERNEL_DECLARE(name##_portable) \
     KERNEL_DECLARE(name##_avx2) \
     KERNEL_DECLARE(name##_avx512)
-#define KERNEL_DECLARE_CPU_BF16(name, ...) KERNEL_DECLARE(name##_avx512bf16)
+#define KERNEL_DECLARE_CPU_BF16(name, ...) \
+    KERNEL_DECLARE(name##_avx512bf16) \
+    KERNEL_DECLARE(name##_amxbf16)
 #define KERNEL_DECLARE_CUDA(name, ...) KERNEL_DECLARE(name##_cuda)
 #define KERNEL_DECLARE_CUDA_BF16(name, ...) KERNEL_DECLARE(name##_cuda)
 #define KERNEL_DECLARE_TILED(name) \

@@ -46,6 +46,11 @@
 #else
 #define ROW_AVX512BF16(...)
 #endif
+#ifdef LOAM_HAVE_AMXBF16
+#define ROW_AMXBF16 ROW_CPU
+#else
+#define ROW_AMXBF16(...)
+#endif
 #ifdef LOAM_HAVE_CUDA
 #define ROW_CUDA ROW_GPU
 #else
@@ -65,7 +70,9 @@
     ROW_CPU(name##_portable, CPU_PORTABLE, TYPES_F32, .partial = function##_portable, __VA_ARGS__) \
     ROW_AVX2(name##_avx2, CPU_AVX2, TYPES_F32, .partial = function##_avx2, __VA_ARGS__) \
     ROW_AVX512(name##_avx512, CPU_AVX512, TYPES_F32, .partial = function##_avx512, __VA_ARGS__)
-#define ROWS_CPU_BF16(name, ...) ROW_AVX512BF16(name##_avx512bf16, CPU_AVX512BF16, TYPE_BF16, __VA_ARGS__)
+#define ROWS_CPU_BF16(name, ...) \
+    ROW_AVX512BF16(name##_avx512bf16, CPU_AVX512BF16, TYPE_BF16, __VA_ARGS__) \
+    ROW_AMXBF16(name##_amxbf16, CPU_AMXBF16, TYPE_BF16, __VA_ARGS__)
 #define ROWS_CUDA(name, ...) ROW_CUDA(name##_cuda, GPU_CUDA, TYPES_F32, __VA_ARGS__)
 #define ROWS_CUDA_BF16(name, ...) ROW_CUDA(name##_cuda, GPU_CUDA, TYPE_BF16, __VA_ARGS__)
 #define ROW_TILED(function, level, types, other, ...) \
@@ -133,8 +140,8 @@ static loam_status choose_named(const kernel **out, const loam_problem *p, cpu_i
     return loam_fail(error, LOAM_EARG, "kernel: '%s' is unknown; `loam list` names them", p->kernel);
 }
 
-/* The last row that does the pass, fits the problem and runs here. Where there is none, `error` says what is
- * missing: a GPU, else what the first row that does the pass does not fit. */
+/* The last row that does the pass, fits the problem, runs here and is worth it. Where there is none, `error`
+ * says what is missing: a GPU, else what the first row that does the pass does not fit. */
 static loam_status choose_best(const kernel **out, const loam_problem *p, cpu_isa have, loam_error *error)
 {
     const int capability = p->backend == LOAM_BACKEND_CUDA ? gpu_capability() : 0;
@@ -146,7 +153,7 @@ static loam_status choose_best(const kernel **out, const loam_problem *p, cpu_is
             unfit = unfit ? unfit : k;
         else if (!runs_here(k, have, capability))
             absent = absent ? absent : k;
-        else
+        else if (cpu_isa_pays_here(k->isa))
             *out = k;
     }
     if (*out) return LOAM_OK;

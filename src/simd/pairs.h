@@ -13,7 +13,7 @@
 #ifndef LOAM_SIMD_PAIRS_H
 #define LOAM_SIMD_PAIRS_H
 
-#include "src/simd/panel.h"
+#include "src/simd/tiles.h"
 
 /* With PAIR_DOTS = 0 the functions below are correct, but no kernel calls them. */
 #if defined __AVX512BF16__
@@ -21,6 +21,17 @@ enum { PAIR_DOTS = 1 };
 #else
 enum { PAIR_DOTS = 0 };
 #endif
+
+/* What a product takes at once, and so reads: rows of its left operand, and channels. A panel of pairs holds
+ * whole PAIR_CHANNELS, with 0 beyond its rows. */
+#if TILE_DOTS
+enum { PAIR_ROWS = TILE_ROWS, PAIR_CHANNELS = 2 * TILE_PAIRS };
+#else
+enum { PAIR_ROWS = 1, PAIR_CHANNELS = 2 };
+#endif
+enum { PAIR_TOKENS = 64 }; /* the most tokens of pair_tokens */
+
+static inline int64_t pair_whole(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
 /* sum + a.low * b.low + a.high * b.high, lane by lane. */
 VEC_INLINE vec pair_dot(vec sum, vmask a, vmask b)
@@ -57,6 +68,15 @@ VEC_INLINE vmask pair_set(const uint16_t *x)
     return v_set_int(both);
 }
 
+VEC_INLINE void pair_store(int32_t *out, vmask pair) { *(vmask_unaligned *)(void *)out = pair; }
+
+/* Zeros in a panel of pairs beyond its rows. */
+static inline void pair_fill(int32_t *out, int64_t rows)
+{
+    for (int64_t t = (rows + 1) / 2; t < pair_whole(rows, PAIR_CHANNELS) / 2; t++)
+        memset(out + t * LANES, 0, LANES * sizeof *out);
+}
+
 /* out: panel of pairs of rows 2t and 2t + 1 of a float panel; an odd last row is paired with 0. If sum is
  * not NULL, it is increased by the sum over the rows, each rounded to bfloat16. */
 static inline void pair_rows(int32_t *restrict out, const float *restrict panel, int64_t rows,
@@ -70,30 +90,11 @@ static inline void pair_rows(int32_t *restrict out, const float *restrict panel,
             const float *at = panel + r * LANES + lane;
             const vmask pair = pair_join(v_load(at), r + 1 < rows ? v_load(at + LANES) : v_set(0));
             total = pair_dot(total, pair, ones);
-            *(vmask_unaligned *)(void *)(out + r / 2 * LANES + lane) = pair;
+            pair_store(out + r / 2 * LANES + lane, pair);
         }
         if (sum) v_store(sum + lane, total);
     }
-}
-
-/* out[t / 2][c] = the pair of elements c of the token rows t and t + 1, which lie `stride` elements apart
- * in memory; an odd last token is paired with 0. */
-static inline void pair_tokens(uint16_t *restrict out, const uint16_t *restrict from, int64_t stride,
-                               int64_t tokens, int64_t channels)
-{
-    int64_t t = 0;
-    for (; t + 1 < tokens; t += 2) {
-        const uint16_t *first = from + t * stride, *second = first + stride;
-        for (int64_t c = 0; c < channels; c++) {
-            out[2 * c] = first[c];
-            out[2 * c + 1] = second[c];
-        }
-        out += 2 * channels;
-    }
-    for (int64_t c = 0; t < tokens && c < channels; c++) {
-        out[2 * c] = from[t * stride + c];
-        out[2 * c + 1] = 0;
-    }
+    pair_fill(out, rows);
 }
 
 VEC_INLINE void pair_product_rows(const int rows, float *restrict c, const uint16_t *restrict a,
@@ -160,5 +161,60 @@ static inline void pair_product(float *restrict c, int64_t rows, const uint16_t 
     default: break;
     }
 }
+
+/* Tokens for sums over them, from rows of `channels` elements, `stride` apart: pairs of neighbours,
+ * [tokens / 2][channels], an odd last one paired with 0; for tiles [channels][PAIR_TOKENS]. */
+#if TILE_DOTS
+static inline void pair_tokens(uint16_t *restrict out, const uint16_t *restrict from, int64_t stride,
+                               int64_t tokens, int64_t channels)
+{
+    tile_tokens(out, PAIR_TOKENS, from, stride, tokens, channels);
+}
+
+/* sum [channels][LANES] += tokens^T times a panel of pairs of tokens */
+static inline void pair_token_product(float *restrict sum, const uint16_t *restrict tokens, int64_t channels,
+                                      const int32_t *restrict panel, int64_t n)
+{
+    tile_product(sum, channels, tokens, PAIR_TOKENS, panel, pair_whole(n, PAIR_CHANNELS) / PAIR_CHANNELS,
+                 true);
+}
+
+/* out [n][LANES] = rows of bfloat16, `stride` elements apart, times a panel of pairs of channels */
+static inline void pair_row_product(float *restrict out, int64_t n, const uint16_t *restrict rows,
+                                    int64_t stride, const int32_t *restrict panel, int64_t channels)
+{
+    tile_product(out, n, rows, stride, panel, pair_whole(channels, PAIR_CHANNELS) / PAIR_CHANNELS, false);
+}
+#else
+static inline void pair_tokens(uint16_t *restrict out, const uint16_t *restrict from, int64_t stride,
+                               int64_t tokens, int64_t channels)
+{
+    int64_t t = 0;
+    for (; t + 1 < tokens; t += 2) {
+        const uint16_t *first = from + t * stride, *second = first + stride;
+        for (int64_t c = 0; c < channels; c++) {
+            out[2 * c] = first[c];
+            out[2 * c + 1] = second[c];
+        }
+        out += 2 * channels;
+    }
+    for (int64_t c = 0; t < tokens && c < channels; c++) {
+        out[2 * c] = from[t * stride + c];
+        out[2 * c + 1] = 0;
+    }
+}
+
+static inline void pair_token_product(float *restrict sum, const uint16_t *restrict tokens, int64_t channels,
+                                      const int32_t *restrict panel, int64_t n)
+{
+    pair_product(sum, channels, tokens, 2, 2 * channels, panel, (n + 1) / 2, true);
+}
+
+static inline void pair_row_product(float *restrict out, int64_t n, const uint16_t *restrict rows,
+                                    int64_t stride, const int32_t *restrict panel, int64_t channels)
+{
+    pair_product(out, n, rows, stride, 2, panel, (channels + 1) / 2, false);
+}
+#endif
 
 #endif

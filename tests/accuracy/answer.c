@@ -213,7 +213,7 @@ answer answer_make(const sample *s, const question *ask)
     answer a = { .info = memory_zeroed((size_t)s->len_q, sizeof *a.info) };
     storage m = store(s, ask);
     loam_args args = arguments(s, &m, &a);
-    m.device = ask->isa && !kernel_lists("portable avx2 avx512 avx512bf16", ask->isa);
+    m.device = ask->isa && !kernel_lists("portable avx2 avx512 avx512bf16 amxbf16", ask->isa);
     if (m.device) send(s, &m, &args);
     a.seconds = run_pass(s, ask, LOAM_FORWARD, &m, &args);
     if (ask->gradients) run_pass(s, ask, LOAM_BACKWARD, &m, &args);

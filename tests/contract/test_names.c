@@ -110,13 +110,13 @@ static void registry(void **state)
         assert_int_equal(kernel_find(info.name), count); /* names are unique */
         assert_true(kernel_lists("forward backward decode", info.pass));
         assert_true(kernel_lists("reference cpu cuda", info.backend));
-        const int narrow = strcmp(info.isa, "avx512bf16") == 0 || kernel_tiled(&info) ||
+        const int narrow = kernel_lists("avx512bf16 amxbf16", info.isa) || kernel_tiled(&info) ||
                            (kernel_turns_keys(info.name) && kernel_lists("cuda", info.backend) &&
                             strcmp(info.mechanisms, "softmax") == 0);
         if (strcmp(info.backend, "cuda") == 0)
             assert_string_equal(info.name + strlen(info.name) - strlen(info.isa), info.isa);
         else
-            assert_true(kernel_lists("portable avx2 avx512 avx512bf16", info.isa));
+            assert_true(kernel_lists("portable avx2 avx512 avx512bf16 amxbf16", info.isa));
         assert_true(kernel_lists(info.dtypes, narrow ? "bf16" : "f32"));
         assert_true(strlen(info.mechanisms) > 0);
         references += strcmp(info.backend, "reference") == 0 && kernel_lists(info.dtypes, "f64") &&
@@ -268,9 +268,9 @@ static void options_of_mechanisms(void **state)
 
 static int isa_rank(const char *isa)
 {
-    static const char *const sets[] = { "portable", "avx2", "avx512", "avx512bf16" };
+    static const char *const sets[] = { "portable", "avx2", "avx512", "avx512bf16", "amxbf16" };
     int rank = 0;
-    for (int r = 0; r < 4; r++)
+    for (int r = 0; r < 5; r++)
         rank = strcmp(isa, sets[r]) == 0 ? r : rank;
     return rank;
 }
@@ -283,6 +283,7 @@ static void check_mask(const char *isa, int rank)
     loam_error error;
     assert_int_equal(setenv("LOAM_ISA", isa, 1), 0);
     const char *features = loam_cpu_features();
+    assert_true(rank >= 4 || !kernel_lists(features, "amxbf16"));
     assert_true(rank >= 3 || !kernel_lists(features, "avx512bf16"));
     assert_true(rank >= 2 || !kernel_lists(features, "avx512"));
     assert_true(rank >= 1 || !kernel_lists(features, "avx2"));
@@ -313,7 +314,8 @@ static void environment_masks_instruction_sets(void **state)
     check_mask("avx2", 1);
     check_mask("avx512", 2);
     check_mask("avx512bf16", 3);
-    check_mask("", 3);
+    check_mask("amxbf16", 4);
+    check_mask("", 4);
     check_mask("no-such-set", 0);
 }
 

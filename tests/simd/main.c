@@ -14,5 +14,7 @@ int main(void)
         printf("this machine has no %s: nothing was tested\n", LOAM_TESTED_ISA);
         return 77;
     }
-    return suite_vec() + suite_panel() + suite_transpose() + suite_convert() + suite_cholesky() > 0;
+    return suite_vec() + suite_panel() + suite_pairs() + suite_transpose() + suite_convert() +
+               suite_cholesky() >
+           0;
 }

@@ -8,6 +8,7 @@
 
 int suite_vec(void);
 int suite_panel(void);
+int suite_pairs(void);
 int suite_transpose(void);
 int suite_convert(void);
 int suite_cholesky(void);

@@ -18,6 +18,7 @@ enum { STEP = 127 };
 typedef vec unary(vec x);
 
 static vec apply_exp(vec x) { return v_exp(x); }
+static vec apply_exp2(vec x) { return v_exp2(x); }
 static vec apply_tanh(vec x) { return v_tanh(x); }
 
 /* The distance from a normal number in places of the binade that it lies in. */
@@ -61,20 +62,6 @@ static void expect_within(const char *name, unary *f, double (*exact)(double), f
         fail_msg("%s is %.3f places off at %.9g, expected at most %g", name, worst, (double)where, places);
 }
 
-static void exp_is_within_its_bound(void **state)
-{
-    (void)state;
-    expect_within("exp", apply_exp, exp, 0, 88, 1.5);
-    expect_within("exp", apply_exp, exp, -0.0f, -87.29f, 1.5);
-}
-
-static void tanh_is_within_its_bound(void **state)
-{
-    (void)state;
-    expect_within("tanh", apply_tanh, tanh, 0x1p-126f, 100, 3);
-    expect_within("tanh", apply_tanh, tanh, -0x1p-126f, -100, 3);
-}
-
 /* `x` alone in each lane, among ordinary neighbours whose results must not change. */
 static void expect_lane(const char *name, unary *f, float x, float want)
 {
@@ -93,6 +80,30 @@ static void expect_lane(const char *name, unary *f, float x, float want)
             }
         }
     }
+}
+
+static void exp_is_within_its_bound(void **state)
+{
+    (void)state;
+    expect_within("exp", apply_exp, exp, 0, 88, 1.5);
+    expect_within("exp", apply_exp, exp, -0.0f, -87.29f, 1.5);
+}
+
+static void exp2_is_within_its_bound(void **state)
+{
+    (void)state;
+    expect_within("exp2", apply_exp2, exp2, 0x1p-126f, 127, 3);
+    expect_within("exp2", apply_exp2, exp2, -0x1p-126f, -126, 3);
+    expect_lane("exp2", apply_exp2, -INFINITY, 0);
+    expect_lane("exp2", apply_exp2, -1e37f, 0);
+    expect_lane("exp2", apply_exp2, 0, 0.99999994f);
+}
+
+static void tanh_is_within_its_bound(void **state)
+{
+    (void)state;
+    expect_within("tanh", apply_tanh, tanh, 0x1p-126f, 100, 3);
+    expect_within("tanh", apply_tanh, tanh, -0x1p-126f, -100, 3);
 }
 
 static void exp_has_its_special_values(void **state)
@@ -214,15 +225,11 @@ static void loads_need_no_alignment(void **state)
 int suite_vec(void)
 {
     const struct CMUnitTest vec_h[] = {
-        cmocka_unit_test(exp_is_within_its_bound),
-        cmocka_unit_test(exp_has_its_special_values),
-        cmocka_unit_test(tanh_is_within_its_bound),
-        cmocka_unit_test(tanh_has_its_special_values),
-        cmocka_unit_test(clamp_has_its_values),
-        cmocka_unit_test(abs_clears_the_sign),
-        cmocka_unit_test(max_is_the_larger_or_the_second),
-        cmocka_unit_test(select_takes_bits_as_they_are),
-        cmocka_unit_test(loads_need_no_alignment),
+        cmocka_unit_test(exp_is_within_its_bound),       cmocka_unit_test(exp_has_its_special_values),
+        cmocka_unit_test(exp2_is_within_its_bound),      cmocka_unit_test(tanh_is_within_its_bound),
+        cmocka_unit_test(tanh_has_its_special_values),   cmocka_unit_test(clamp_has_its_values),
+        cmocka_unit_test(abs_clears_the_sign),           cmocka_unit_test(max_is_the_larger_or_the_second),
+        cmocka_unit_test(select_takes_bits_as_they_are), cmocka_unit_test(loads_need_no_alignment),
     };
     return cmocka_run_group_tests(vec_h, NULL, NULL);
 }

@@ -23,7 +23,8 @@ size_t LOCAL_JOIN(ISA(local_backward), work)(const loam_problem *p)
 
 static local_row_sums run_blocks(const loam_problem *p, const loam_args *a)
 {
-    const int64_t row_blocks = (p->len_q + LANES - 1) / LANES, key_blocks = (p->len_kv + LANES - 1) / LANES;
+    const block_queue row_queue = block_queue_of(p, p->len_q, p->heads_q),
+                      key_queue = block_queue_of(p, p->len_kv, p->heads_kv);
     const size_t each = block_bytes(p);
     arena shared = { a->work, 0 };
     const row_arrays rows = row_arrays_carve(p, &shared);
@@ -32,32 +33,29 @@ static local_row_sums run_blocks(const loam_problem *p, const loam_args *a)
         arena pool = { (char *)a->work + shared.used + each * (size_t)omp_get_thread_num(), 0 };
         block blk;
         block_carve(&blk, p, &pool);
+        tiles_begin();
         /* The longest blocks first: late queries, early keys. */
-#pragma omp for collapse(3) schedule(dynamic, 1)
-        for (int64_t back = 0; back < row_blocks; back++) {
-            for (int64_t b = 0; b < p->batch; b++) {
-                for (int64_t h = 0; h < p->heads_q; h++) {
-                    const local_seq s = local_seq_at(p, a, b);
-                    const int64_t i0 = (row_blocks - 1 - back) * LANES;
-                    if (i0 < s.nq) {
-                        block_begin(&blk, p, a, &s, h);
-                        backward_rows(&blk, &rows, i0);
-                    }
-                }
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t n = 0; n < block_queue_length(&row_queue); n++) {
+            const block_place at = block_queue_at(&row_queue, n);
+            const local_seq s = local_seq_at(p, a, at.b);
+            const int64_t i0 = (row_queue.blocks - 1 - at.block) * LANES;
+            if (i0 < s.nq) {
+                block_begin(&blk, p, a, &s, at.h);
+                backward_rows(&blk, &rows, i0);
             }
         }
-#pragma omp for collapse(3) schedule(dynamic, 1)
-        for (int64_t n = 0; n < key_blocks; n++) {
-            for (int64_t b = 0; b < p->batch; b++) {
-                for (int64_t h = 0; h < p->heads_kv; h++) {
-                    const local_seq s = local_seq_at(p, a, b);
-                    if (n * LANES < local_stored_keys(p, &s)) {
-                        block_begin(&blk, p, a, &s, h * (p->heads_q / p->heads_kv));
-                        backward_keys(&blk, &rows, h, n * LANES, local_stored_keys(p, &s));
-                    }
-                }
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t n = 0; n < block_queue_length(&key_queue); n++) {
+            const block_place at = block_queue_at(&key_queue, n);
+            const local_seq s = local_seq_at(p, a, at.b);
+            const int64_t j0 = at.block * LANES, stored = local_stored_keys(p, &s);
+            if (j0 < stored) {
+                block_begin(&blk, p, a, &s, at.h * (p->heads_q / p->heads_kv));
+                backward_keys(&blk, &rows, at.h, j0, stored);
             }
         }
+        tiles_end();
     }
     return rows.sums;
 }

@@ -190,7 +190,7 @@ static inline void add_tokens(block *blk, float *restrict sum, const uint16_t *r
                               int64_t channels, const float *restrict weights, int64_t n)
 {
     pair_rows(blk->tile_pairs, weights, n, NULL);
-    token_product(sum, tokens, channels, blk->tile_pairs, n);
+    pair_token_product(sum, tokens, channels, blk->tile_pairs, n);
 }
 
 static inline void add_tile(block *blk, const query_tile *q)

@@ -85,7 +85,7 @@ static inline void add_keys(block *blk, const float *restrict weights, float *re
         load_token_pairs(blk->key_tokens, &hd->a->k, hd->s.b, hd->h_kv, hd->s.k0 + blk->tile.j, blk->tile.n,
                          d);
         pair_rows(blk->tile_pairs, weights, blk->tile.n, taken);
-        token_product(blk->grad, blk->key_tokens, d, blk->tile_pairs, blk->tile.n);
+        pair_token_product(blk->grad, blk->key_tokens, d, blk->tile_pairs, blk->tile.n);
     } else {
         panel_product(blk->grad, d, blk->tile.keys, 1, d, weights, blk->tile.n, true);
     }

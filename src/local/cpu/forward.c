@@ -2,7 +2,8 @@
  *
  * Forward on CPUs, LANES queries of one head at a time, compiled once for each instruction set.
  *
- * Given probe rho (0 or args.probe): one sweep over the keys with online softmax; m is the running maximum.
+ * Given probe rho (0 or args.probe): one sweep over the keys with online softmax; m is a running maximum, or
+ * not far below it.
  * t = rho . k' is held relative to a running centre c near its mean, so that large probes with peaked weights
  * do not cancel:
  *     omega = sum w,  T = sum w (t - c),  A = sum w v,  B = sum w (t - c) v,   w = exp(s - m)
@@ -30,8 +31,10 @@ typedef struct block {
     float tsum_taken[LANES];           /* T of w (t - c) as rounded for the product with values */
     float *values;                     /* [TILE_KEYS][dim_v] */
     float_rows value_rows;             /* the values as float, converted or in place */
-    uint16_t *value_pairs;             /* the values as pairs of tokens */
-    int32_t *weight_pairs;             /* a tile of weights as pairs of keys */
+    uint16_t *value_pairs;             /* the values as pairs of tokens, or their tile of those of the head */
+    uint16_t *head_tiles;
+    int64_t tile_step;
+    int32_t *weight_pairs; /* a tile of weights as pairs of keys */
     int32_t *query_pairs, *probe_pairs;
     float *s, *t;         /* [TILE_KEYS][LANES] */
     float *query, *probe; /* [dim_qk][LANES] */
@@ -51,7 +54,7 @@ static void block_carve(block *blk, const loam_problem *p, arena *pool)
     blk->tile.keys = arena_take(pool, TILE_KEYS * wide, f); /* also holds a tile of queries or probes */
     blk->tile.copy = arena_take(pool, raw_copy_size(p->dim_qk), sizeof(uint16_t));
     blk->values = arena_take(pool, PAIR_DOTS ? 0 : TILE_KEYS * dv, f);
-    blk->value_pairs = arena_take(pool, token_pairs_size(p->dim_v), sizeof(uint16_t));
+    blk->value_pairs = arena_take(pool, TILE_DOTS ? 0 : token_pairs_size(p->dim_v), sizeof(uint16_t));
     blk->weight_pairs = arena_take(pool, pair_panel_size(TILE_KEYS), sizeof(int32_t));
     blk->query_pairs = arena_take(pool, pair_panel_size(p->dim_qk), sizeof(int32_t));
     blk->probe_pairs = arena_take(pool, pair_panel_size(p->dim_qk), sizeof(int32_t));
@@ -83,7 +86,9 @@ static size_t block_bytes(const loam_problem *p)
 static void load_value_tile(block *blk)
 {
     const head *hd = &blk->hd;
-    if (PAIR_DOTS) {
+    if (TILE_DOTS) {
+        blk->value_pairs = blk->head_tiles + blk->tile.j / TILE_KEYS * blk->tile_step;
+    } else if (PAIR_DOTS) {
         load_token_pairs(blk->value_pairs, &hd->a->v, hd->s.b, hd->h_kv, hd->s.k0 + blk->tile.j, blk->tile.n,
                          hd->p->dim_v);
     } else {
@@ -98,7 +103,7 @@ static void add_values(block *blk, float *restrict sum, const float *restrict we
     const int64_t dv = blk->hd.p->dim_v;
     if (PAIR_DOTS) {
         pair_rows(blk->weight_pairs, weights, blk->tile.n, taken);
-        token_product(sum, blk->value_pairs, dv, blk->weight_pairs, blk->tile.n);
+        pair_token_product(sum, blk->value_pairs, dv, blk->weight_pairs, blk->tile.n);
     } else {
         panel_product(sum, dv, blk->value_rows.at, 1, blk->value_rows.stride, weights, blk->tile.n, true);
     }
@@ -113,14 +118,19 @@ static bool all_ones(const float *x)
     return true;
 }
 
-/* Rescales all sums from the maximum m to the one in best. */
+/* A maximum in use stays until it is surpassed by this: weights are then at most e^8, and sums seldom need to
+ * be rescaled. */
+#define RESCALE_AT 8.0f
+
+/* Rescales all sums from the maximum m to the one in best, where that is far above. */
 static void rescale(block *blk, const float *best)
 {
     float keep[LANES];
     FOR_LANES(lane)
     {
-        const vec m = v_load(best + lane);
-        const vec ratio = v_exp(v_load(blk->m + lane) - finite_or_zero(m));
+        const vec before = v_load(blk->m + lane), top = v_load(best + lane);
+        const vec m = v_select(top > before + RESCALE_AT, top, before);
+        const vec ratio = v_exp(before - finite_or_zero(m));
         v_store(keep + lane, ratio);
         v_store(blk->m + lane, m);
         v_store(blk->omega + lane, v_load(blk->omega + lane) * ratio);
@@ -149,6 +159,30 @@ static void weigh_tile(block *blk)
         }
         v_store(blk->omega + lane, omega);
     }
+}
+
+/* The same where nothing but products with values needs the weights: they become pairs of keys at once, and
+ * as rounded add to taken. */
+static void weigh_tile_pairs(block *blk)
+{
+    const float per_e = 1.44269504f;
+    FOR_LANES(lane)
+    {
+        const vec m = finite_or_zero(v_load(blk->m + lane)) * per_e;
+        vec omega = v_load(blk->omega + lane), taken = v_load(blk->taken + lane);
+        for (int64_t r = 0; r < blk->tile.n; r += 2) {
+            const float *at = blk->s + r * LANES + lane;
+            const vec first = v_exp2(v_load(at) * per_e - m);
+            const vec second = r + 1 < blk->tile.n ? v_exp2(v_load(at + LANES) * per_e - m) : v_set(0);
+            const vmask pair = pair_join(first, second);
+            omega += first + second;
+            taken += (vec)(pair << 16) + (vec)(pair & -0x10000);
+            pair_store(blk->weight_pairs + r / 2 * LANES + lane, pair);
+        }
+        v_store(blk->omega + lane, omega);
+        v_store(blk->taken + lane, taken);
+    }
+    pair_fill(blk->weight_pairs, blk->tile.n);
 }
 
 /* Shifts the centre to the mean of t over this tile and all before it; t becomes w (t - c). before: omega
@@ -198,6 +232,11 @@ static void sweep_given(block *blk, bool probed)
         memcpy(best, blk->m, sizeof best);
         scores_in_place(blk->s, &blk->sc, &blk->l, &blk->tile, best);
         rescale(blk, best);
+        if (TILE_DOTS && !probed) {
+            weigh_tile_pairs(blk);
+            pair_token_product(blk->o, blk->value_pairs, blk->hd.p->dim_v, blk->weight_pairs, blk->tile.n);
+            continue;
+        }
         memcpy(before, blk->omega, sizeof before);
         weigh_tile(blk);
         if (probed) {
@@ -556,33 +595,38 @@ static void forward_block(block *blk, int64_t i0)
 
 size_t LOCAL_JOIN(ISA(local_forward), work)(const loam_problem *p)
 {
-    return size_mul(block_bytes(p), (size_t)p->threads);
+    arena pool = { 0 };
+    token_tiles_carve(p, &pool);
+    return size_add(pool.used, size_mul(block_bytes(p), (size_t)p->threads));
 }
 
 loam_status ISA(local_forward)(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    const int64_t blocks = (p->len_q + LANES - 1) / LANES;
+    const block_queue queue = block_queue_of(p, p->len_q, p->heads_q);
     const size_t each = block_bytes(p);
+    arena shared = { a->work, 0 };
+    const token_tiles values = token_tiles_carve(p, &shared);
 #pragma omp parallel num_threads(p->threads)
     {
-        arena pool = { (char *)a->work + each * (size_t)omp_get_thread_num(), 0 };
+        arena pool = { (char *)a->work + shared.used + each * (size_t)omp_get_thread_num(), 0 };
         block blk;
         block_carve(&blk, p, &pool);
-        /* Late blocks see the most keys: they are scheduled first, so that all threads finish together. */
-#pragma omp for collapse(3) schedule(dynamic, 1)
-        for (int64_t back = 0; back < blocks; back++) {
-            for (int64_t b = 0; b < p->batch; b++) {
-                for (int64_t h = 0; h < p->heads_q; h++) {
-                    const local_seq s = local_seq_at(p, a, b);
-                    const int64_t i0 = (blocks - 1 - back) * LANES;
-                    if (i0 < s.nq) {
-                        head_begin(&blk.hd, p, a, &s, h);
-                        blk.sc = scoring_of(&blk.hd);
-                        forward_block(&blk, i0);
-                    }
-                }
+        blk.tile_step = values.step;
+        tiles_begin();
+        if (TILE_DOTS) token_tiles_fill(&values, p, a);
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t n = 0; n < block_queue_length(&queue); n++) {
+            const block_place at = block_queue_at(&queue, n);
+            const local_seq s = local_seq_at(p, a, at.b);
+            const int64_t i0 = (queue.blocks - 1 - at.block) * LANES; /* late ones see the most keys */
+            if (i0 < s.nq) {
+                head_begin(&blk.hd, p, a, &s, at.h);
+                blk.sc = scoring_of(&blk.hd);
+                if (TILE_DOTS) blk.head_tiles = token_tiles_of(&values, p, &s, at.b, blk.hd.h_kv);
+                forward_block(&blk, i0);
             }
         }
+        tiles_end();
     }
     return loam_succeed(error);
 }

@@ -25,7 +25,7 @@
 /* The name of a kernel in this instruction set: ISA(local_forward) is local_forward_avx2. */
 #define ISA(name) LOCAL_JOIN(name, LOAM_ISA_SUFFIX)
 
-enum { TILE_KEYS = 64 }; /* keys in a tile; queries in a tile where lanes are keys */
+enum { TILE_KEYS = PAIR_TOKENS }; /* keys in a tile; queries in a tile where lanes are keys */
 
 typedef struct head {
     const loam_problem *p;
@@ -50,6 +50,32 @@ static inline void head_begin(head *hd, const loam_problem *p, const loam_args *
     hd->raw = PAIR_DOTS && p->score == LOAM_DOT;
     for (int64_t c = 0; c < p->dim_qk; c++)
         hd->raw = hd->raw && fabsf(hd->origin[c]) <= RAW_ORIGIN;
+}
+
+/* The blocks of all heads as one queue for the threads, block 0 of each head the longest. Where threads are
+ * few for the blocks of a head, one head comes after the other, so that its keys and values stay in the
+ * cache; else the longest blocks of all heads come first, so that all threads finish together. */
+typedef struct block_queue {
+    int64_t blocks, heads, batch; /* blocks and heads of an entry of the batch */
+    bool by_head;
+} block_queue;
+
+typedef struct block_place {
+    int64_t block, b, h;
+} block_place;
+
+static inline block_queue block_queue_of(const loam_problem *p, int64_t tokens, int64_t heads)
+{
+    const int64_t blocks = (tokens + LANES - 1) / LANES;
+    return (block_queue){ blocks, heads, p->batch, 4 * (int64_t)p->threads <= blocks };
+}
+
+static inline int64_t block_queue_length(const block_queue *q) { return q->blocks * q->heads * q->batch; }
+
+static inline block_place block_queue_at(const block_queue *q, int64_t n)
+{
+    const int64_t all = q->heads * q->batch, which = q->by_head ? n / q->blocks : n % all;
+    return (block_place){ q->by_head ? n % q->blocks : n / all, which / q->heads, which % q->heads };
 }
 
 /* ------------------------------------------------------------------ tiles: [tokens][channels] floats */
@@ -139,7 +165,7 @@ static inline void key_norms(float *restrict out, const float *restrict keys, in
 
 /* ------------------------------------------------------------------ tiles of bfloat16, where PAIR_DOTS */
 
-/* Rows in memory, for products over channels; a padded copy where the number of channels is odd. */
+/* Rows in memory, for products over channels; a padded copy where a product reads more than there is. */
 typedef struct raw_rows {
     const uint16_t *at;
     int64_t stride;
@@ -148,32 +174,34 @@ typedef struct raw_rows {
 /* Elements of the copy of a tile, if any. */
 static inline size_t raw_copy_size(int64_t channels)
 {
-    return PAIR_DOTS && channels % 2 != 0 ? TILE_KEYS * (size_t)(channels + 1) : 0;
+    const bool copied = PAIR_DOTS && (channels % PAIR_CHANNELS != 0 || PAIR_ROWS > 1);
+    return copied ? TILE_KEYS * (size_t)pair_whole(channels, PAIR_CHANNELS) : 0;
 }
 
 static inline raw_rows raw_rows_of(const loam_const_view *view, int64_t b, int64_t h, int64_t token,
                                    int64_t tokens, int64_t channels, uint16_t *restrict copy)
 {
     const uint16_t *from = (const uint16_t *)view->data + LOCAL_AT(*view, b, h, token);
-    if (channels % 2 == 0) return (raw_rows){ from, view->token };
+    const int64_t width = pair_whole(channels, PAIR_CHANNELS);
+    if (channels == width && tokens % PAIR_ROWS == 0) return (raw_rows){ from, view->token };
     for (int64_t r = 0; r < tokens; r++) {
-        memcpy(copy + r * (channels + 1), from + r * view->token, (size_t)channels * sizeof *from);
-        copy[r * (channels + 1) + channels] = 0;
+        memcpy(copy + r * width, from + r * view->token, (size_t)channels * sizeof *from);
+        memset(copy + r * width + channels, 0, (size_t)(width - channels) * sizeof *from);
     }
-    return (raw_rows){ copy, channels + 1 };
+    return (raw_rows){ copy, width };
 }
 
 /* out [n][LANES] = rows times a panel of pairs of channels */
 static inline void raw_product(float *restrict out, raw_rows rows, int64_t n, const int32_t *restrict panel,
                                int64_t channels)
 {
-    pair_product(out, n, rows.at, rows.stride, 2, panel, (channels + 1) / 2, false);
+    pair_row_product(out, n, rows.at, rows.stride, panel, channels);
 }
 
-/* Elements of a tile as pairs of tokens, for sums over tokens: [TILE_KEYS / 2][channels] pairs. */
+/* Elements of a tile for sums over tokens. */
 static inline size_t token_pairs_size(int64_t channels)
 {
-    return PAIR_DOTS ? TILE_KEYS * (size_t)channels : 0;
+    return PAIR_DOTS ? TILE_KEYS * (size_t)pair_whole(channels, PAIR_ROWS) : 0;
 }
 
 static inline void load_token_pairs(uint16_t *restrict out, const loam_const_view *view, int64_t b, int64_t h,
@@ -183,17 +211,57 @@ static inline void load_token_pairs(uint16_t *restrict out, const loam_const_vie
                 channels);
 }
 
-/* sum [channels][LANES] += tokens^T times a panel of pairs of tokens */
-static inline void token_product(float *restrict sum, const uint16_t *restrict tokens, int64_t channels,
-                                 const int32_t *restrict panel, int64_t n)
+/* The values of all heads for sums over tokens, where TILE_DOTS: to turn a tile by itself for each block of
+ * queries would cost as much as its product. Tile j / TILE_KEYS of a sequence begins at its key j. */
+typedef struct token_tiles {
+    uint16_t *at; /* [heads_kv][tiles][channels, whole PAIR_ROWS][TILE_KEYS] */
+    int64_t tiles, step;
+} token_tiles;
+
+static inline token_tiles token_tiles_carve(const loam_problem *p, arena *pool)
 {
-    pair_product(sum, channels, tokens, 2, 2 * channels, panel, (n + 1) / 2, true);
+    const int64_t of_seq = (p->len_kv + TILE_KEYS - 1) / TILE_KEYS;
+    token_tiles t = { NULL, sequence_packed(p) ? p->total_kv / TILE_KEYS + p->batch : p->batch * of_seq,
+                      (int64_t)token_pairs_size(p->dim_v) };
+    t.at = arena_take(
+        pool, TILE_DOTS ? size_mul(size_mul((size_t)p->heads_kv, (size_t)t.tiles), (size_t)t.step) : 0,
+        sizeof(uint16_t));
+    return t;
+}
+
+/* The tile of key 0 of the sequence at batch index b. */
+static inline uint16_t *token_tiles_of(const token_tiles *t, const loam_problem *p, const local_seq *s,
+                                       int64_t b, int64_t h_kv)
+{
+    const int64_t of_seq = (p->len_kv + TILE_KEYS - 1) / TILE_KEYS;
+    const int64_t tile = sequence_packed(p) ? s->k0 / TILE_KEYS + b : b * of_seq;
+    return t->at + (h_kv * t->tiles + tile) * t->step;
+}
+
+/* Fills the tiles that some query sees. Called by every thread of a parallel region. */
+static inline void token_tiles_fill(const token_tiles *t, const loam_problem *p, const loam_args *a)
+{
+    const int64_t of_seq = (p->len_kv + TILE_KEYS - 1) / TILE_KEYS, all = p->batch * p->heads_kv * of_seq;
+#pragma omp for schedule(dynamic, 8)
+    for (int64_t n = 0; n < all; n++) {
+        const int64_t b = n / of_seq / p->heads_kv, h = n / of_seq % p->heads_kv, j = n % of_seq * TILE_KEYS;
+        const local_seq s = local_seq_at(p, a, b);
+        int64_t first = 0, last = 0, unused;
+        if (s.nq > 0) {
+            local_visible(p, &s, 0, &first, &unused);
+            local_visible(p, &s, s.nq - 1, &unused, &last);
+        }
+        if (j + TILE_KEYS > first && j < last) {
+            load_token_pairs(token_tiles_of(t, p, &s, b, h) + j / TILE_KEYS * t->step, &a->v, s.b, h,
+                             s.k0 + j, s.nk - j < TILE_KEYS ? s.nk - j : TILE_KEYS, p->dim_v);
+        }
+    }
 }
 
 /* Elements of a panel of pairs. */
 static inline size_t pair_panel_size(int64_t rows)
 {
-    return PAIR_DOTS ? (size_t)((rows + 1) / 2) * LANES : 0;
+    return PAIR_DOTS ? (size_t)(pair_whole(rows, PAIR_CHANNELS) / 2) * LANES : 0;
 }
 
 /* ------------------------------------------------------------------ panels: [channels][LANES] */
@@ -286,6 +354,7 @@ static inline void lanes_begin(lanes *l, const head *hd, int64_t i0, float *rest
         l->dropped[r] = mapped ? 0 : (float)hd->p->scale * l->constant[r];
     }
     if (l->first > l->last) l->first = l->last;
+    if (TILE_DOTS) l->first -= l->first % TILE_KEYS; /* tiles are those of token_tiles */
 }
 
 /* ------------------------------------------------------------------ the score */

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: MIT
+ * src/simd/pairs.h: both products at sizes around what they take at once, against float64 with the bound of
+ * float32 summation. What is beyond the sizes is not a number, and counts for nothing. src/base/cpu.h: on
+ * which processors they are worth it. */
+#include "src/base/cpu.h"
+#include "src/base/dtype.h"
+#include "src/simd/pairs.h"
+#include "tests/simd/suites.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+enum { MOST = 100, WIDE = 160, GUARD = 2 };
+static const float UNTOUCHED = 12345;
+static const int64_t sizes[] = { 1, 2, 3, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 80, MOST };
+enum { SIZES = sizeof sizes / sizeof sizes[0] };
+
+static float panel[MOST * LANES], out[(MOST + GUARD) * LANES];
+static uint16_t rows[MOST + 32][WIDE], tokens[PAIR_TOKENS * (MOST + 16)];
+static int32_t pairs[(MOST + 32) / 2 * LANES];
+
+static void prepare(int64_t count, int64_t width, int64_t summed, uint64_t seed)
+{
+    for (int64_t r = 0; r < MOST + 32; r++)
+        for (int64_t c = 0; c < WIDE; c++)
+            rows[r][c] = bf16_from_float(r < count && c < width ? (float)next_number(&seed) : NAN);
+    for (int64_t i = 0; i < MOST * LANES; i++)
+        panel[i] = NAN;
+    for (int64_t i = 0; i < summed * LANES; i++)
+        panel[i] = float_from_bf16(bf16_from_float((float)next_number(&seed)));
+    for (int64_t i = 0; i < (MOST + GUARD) * LANES; i++)
+        out[i] = UNTOUCHED;
+    memset(pairs, 0xff, sizeof pairs);
+    memset(tokens, 0xff, sizeof tokens);
+    pair_rows(pairs, panel, summed, NULL);
+}
+
+/* out [n][LANES] = begin + sum over t < summed of rows[r][t] (turned: of rows[t][r]) times panel[t] */
+static void check(int64_t n, int64_t summed, bool turned, float begin)
+{
+    for (int64_t r = 0; r < n; r++) {
+        for (int64_t lane = 0; lane < LANES; lane++) {
+            double want = (double)begin, size = fabs(want);
+            for (int64_t t = 0; t < summed; t++) {
+                const double x = (double)float_from_bf16(turned ? rows[t][r] : rows[r][t]);
+                want += x * (double)panel[t * LANES + lane];
+                size += fabs(x * (double)panel[t * LANES + lane]);
+            }
+            const double got = (double)out[r * LANES + lane];
+            if (!(fabs(got - want) <= (double)(summed + 2) * 0x1p-24 * size)) {
+                fail_msg("%d x %d, turned %d: [%d][%d] is %.9g, expected %.9g", (int)n, (int)summed, turned,
+                         (int)r, (int)lane, got, want);
+            }
+        }
+    }
+    for (int64_t i = n * LANES; i < (MOST + GUARD) * LANES; i++)
+        assert_true(out[i] == UNTOUCHED);
+}
+
+static void products_are_within_their_bounds(void **state)
+{
+    (void)state;
+    tiles_begin();
+    for (int which = 0; which < SIZES * SIZES; which++) {
+        const int64_t n = sizes[which / SIZES], summed = sizes[which % SIZES];
+        prepare(n, summed, summed, (uint64_t)which);
+        for (int64_t r = 0; r < n; r++) /* rows are whole, as raw_rows_of makes them */
+            memset(&rows[r][summed], 0, (size_t)(WIDE - summed) * sizeof rows[r][0]);
+        pair_row_product(out, n, rows[0], WIDE, pairs, summed);
+        check(n, summed, false, 0);
+        if (summed > PAIR_TOKENS) continue;
+        prepare(summed, n, summed, (uint64_t)which);
+        for (int64_t i = 0; i < n * LANES; i++)
+            out[i] = 0.5f;
+        pair_tokens(tokens, rows[0], WIDE, summed, n);
+        pair_token_product(out, tokens, n, pairs, summed);
+        check(n, summed, true, 0.5f);
+    }
+    tiles_end();
+}
+
+static void sums_are_those_of_rounded_rows(void **state)
+{
+    (void)state;
+    float sum[LANES] = { 0 };
+    prepare(1, 1, 7, 3);
+    for (int64_t i = 0; i < 7 * LANES; i++)
+        panel[i] *= 1.001f;
+    pair_rows(pairs, panel, 7, sum);
+    for (int lane = 0; lane < LANES; lane++) {
+        double want = 0;
+        for (int r = 0; r < 7; r++)
+            want += (double)float_from_bf16(bf16_from_float(panel[r * LANES + lane]));
+        assert_true(fabs((double)sum[lane] - want) <= 0x1p-20);
+    }
+}
+
+/* Compilers name their sets differently; a row must have the instructions that it is named after. */
+static void sets_have_their_products(void **state)
+{
+    (void)state;
+    const bool tiles = strcmp(LOAM_TESTED_ISA, "amxbf16") == 0;
+    assert_int_equal(TILE_DOTS, tiles);
+    assert_int_equal(PAIR_DOTS, tiles || strcmp(LOAM_TESTED_ISA, "avx512bf16") == 0);
+}
+
+/* Vectors of bfloat16 pairs are slower than float32 on Intel's processors; all else pays where it is. */
+static void sets_are_chosen_by_maker(void **state)
+{
+    (void)state;
+    static const bool intel[CPU_ISAS] = { true, true, true, [CPU_AVX512BF16] = false, [CPU_AMXBF16] = true };
+    for (cpu_isa isa = CPU_PORTABLE; isa < CPU_ISAS; isa++) {
+        assert_int_equal(cpu_isa_pays(isa, true), intel[isa]);
+        assert_true(cpu_isa_pays(isa, false));
+    }
+}
+
+int suite_pairs(void)
+{
+    const struct CMUnitTest pairs_h[] = {
+        cmocka_unit_test(products_are_within_their_bounds),
+        cmocka_unit_test(sums_are_those_of_rounded_rows),
+        cmocka_unit_test(sets_have_their_products),
+        cmocka_unit_test(sets_are_chosen_by_maker),
+    };
+    return cmocka_run_group_tests(pairs_h, NULL, NULL);
+}
