@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 # pages.sh SOURCE WORK CC LIBRARY PROGRAM DATA: what the pages say can be done. In every page relative links
 # lead to a file. In README.md and docs/mechanisms each C example runs, and so does each `loam` command;
-# elsewhere C examples compile. Of commands that need a GPU, or much time, only the options are read. The
-# pages of the mechanisms have the same headings.
+# elsewhere C examples compile. Of commands that need a GPU, a language model or much time, only the options
+# are read. The pages of the mechanisms have the same headings.
 set -eu
 source=$1 work=$2 cc=$3 library=$4 program=$5 data=$6
 headings='Fit|When|Arrays|Python|C|Command line|Decode|Cost|Relations'
@@ -83,7 +83,7 @@ check_commands()
         prepare "$place"
         while read -r _ words; do
             case $words in
-            bench* | experiment* | *cuda*) words="$words --help" ;;
+            bench* | experiment* | distill* | lm* | *cuda*) words="$words --help" ;;
             esac
             eval "set -- $words"
             "$program" "$@" >out.txt 2>err.txt </dev/null || { echo "loam $words: $(cat err.txt)"; exit 1; }
