@@ -26,8 +26,9 @@ typedef struct tile_limits {
 
 static tile_limits tile_limits_of(const loam_problem *p)
 {
-    const tile_limits given_forward = { CUDA_MAX_DIM, true }, others = { 0, false };
-    return p->pass == LOAM_FORWARD && p->mechanism != LOAM_LLA ? given_forward : others;
+    const tile_limits given_forward = { CUDA_MAX_DIM, true }, given_backward = { 128, true },
+                      solved = { 0, false };
+    return p->mechanism == LOAM_LLA ? solved : p->pass == LOAM_FORWARD ? given_forward : given_backward;
 }
 
 /* Scores there are products alone. */

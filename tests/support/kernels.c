@@ -56,7 +56,7 @@ void kernel_take_path(spec *s)
  * src/local/fits.c has it); 0: those of 64 and 128 channels in bfloat16. */
 static int64_t most_channels(const spec *s)
 {
-    return s->mechanism == LOAM_LLA || s->pass == LOAM_BACKWARD ? 0 : 256;
+    return s->mechanism == LOAM_LLA ? 0 : s->pass == LOAM_FORWARD ? 256 : 128;
 }
 
 /* Any number of channels up to `most`. Bulk copies read rows at multiples of 8 numbers alone: most cases have

@@ -29,6 +29,11 @@ loam_status local_backward_hopper(const loam_problem *p, const loam_args *a, loa
     arena pool = { (char *)a->work, 0 };
     const row_arrays rows = local_row_arrays_carve(p, &pool);
     void *const memory = (char *)a->work + pool.used;
+    if (p->dtype == LOAM_F16) {
+        TRY(cuda_check(
+            cudaMemsetAsync(rows.fall, 0, local_falls(p) * sizeof *rows.fall, (cudaStream_t)a->stream),
+            "cudaMemsetAsync", error));
+    }
     TRY(p->mechanism == LOAM_LLA ? local_rows_solved_hopper(p, a, &rows, memory, error)
                                  : local_rows_given_hopper(p, a, &rows, error));
     TRY(local_keys_hopper(p, a, &rows, memory, error));
