@@ -15,7 +15,6 @@ row_arrays local_row_arrays_carve(const loam_problem *p, arena *pool)
     x.sums = local_row_sums_carve(p, pool);
     x.head_sums = (double *)arena_take(pool, 2 * (size_t)p->heads_q, sizeof(double));
     x.state = (int32_t *)arena_take(pool, p->mechanism == LOAM_LLA ? blocks : 0, sizeof(int32_t));
-    x.fall = (int32_t *)arena_take(pool, p->dtype == LOAM_F16 ? local_falls(p) : 0, sizeof(int32_t));
     return x;
 }
 

@@ -31,16 +31,11 @@ typedef struct row_arrays {
     local_row_sums sums;
     double *head_sums; /* [2][heads_q]: of scale and ridge */
     int32_t *state;    /* LLA: for each 64 rows, in the order of row_block_at; NULL: all ROWS_PENDING */
-    /* float16 on Hopper, [2][batch][heads_kv]: 2^-fall keeps 2^14 ds, and 2^14 p (1 - u), within its range. */
-    int32_t *fall;
 } row_arrays;
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* The entries of row_arrays.fall. */
-static inline size_t local_falls(const loam_problem *p) { return 2 * (size_t)(p->batch * p->heads_kv); }
 
 row_arrays local_row_arrays_carve(const loam_problem *problem, arena *pool);
 

@@ -87,15 +87,13 @@ struct row_pair {
     float position[2]; /* of the row among the keys: i + n_kv - n_q */
 };
 
-/* `thread`: of the threads that have rows of the block. */
-static __device__ __forceinline__ row_pair row_pair_of(const loam_problem &p, const row_block &x,
-                                                       unsigned thread = threadIdx.x)
+static __device__ __forceinline__ row_pair row_pair_of(const loam_problem &p, const row_block &x)
 {
     row_pair r;
 #pragma unroll
     for (int e = 0; e < 2; e++) {
         int64_t lo = 0, hi = 0;
-        r.at[e] = (int)(thread / 32 * 16 + thread % 32 / 4) + 8 * e;
+        r.at[e] = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * e;
         r.real[e] = r.at[e] < x.rows;
         if (r.real[e]) local_visible(&p, &x.s, x.i0 + r.at[e], &lo, &hi);
         r.lo[e] = (int)lo, r.hi[e] = (int)hi;

@@ -3,6 +3,7 @@
  * cannot read, which only the arguments tell, go to the kernels of cuda/. */
 #include "src/local/cuda/backward.h"
 #include "src/local/hopper/maps.cuh"
+#include "src/local/hopper/operand_fall.cuh"
 
 bool local_backward_hopper_reads(const loam_problem *p, const loam_args *a)
 {
@@ -11,11 +12,19 @@ bool local_backward_hopper_reads(const loam_problem *p, const loam_args *a)
            (p->mechanism != LOAM_PARALLAX || query_map_fits(p, &a->probe));
 }
 
-/* One pass after the other uses the workspace behind the arrays over rows. */
+/* One pass after the other uses the workspace behind these. */
+static row_arrays row_arrays_carve(const loam_problem *p, arena *pool)
+{
+    row_arrays rows = local_row_arrays_carve(p, pool);
+    if (p->dtype == LOAM_F16)
+        rows.state = (int32_t *)arena_take(pool, (size_t)key_falls(*p), sizeof(int32_t));
+    return rows;
+}
+
 size_t local_backward_hopper_work(const loam_problem *p)
 {
     arena pool = { NULL, 0 };
-    (void)local_row_arrays_carve(p, &pool);
+    (void)row_arrays_carve(p, &pool);
     const size_t rows = p->mechanism == LOAM_LLA ? local_rows_solved_hopper_work(p) : 0,
                  keys = local_keys_hopper_work(p),
                  with_bulk_copies = size_add(pool.used, rows > keys ? rows : keys),
@@ -27,12 +36,12 @@ loam_status local_backward_hopper(const loam_problem *p, const loam_args *a, loa
 {
     if (!local_backward_hopper_reads(p, a)) return local_backward_cuda(p, a, error);
     arena pool = { (char *)a->work, 0 };
-    const row_arrays rows = local_row_arrays_carve(p, &pool);
+    const row_arrays rows = row_arrays_carve(p, &pool);
     void *const memory = (char *)a->work + pool.used;
     if (p->dtype == LOAM_F16) {
-        TRY(cuda_check(
-            cudaMemsetAsync(rows.fall, 0, local_falls(p) * sizeof *rows.fall, (cudaStream_t)a->stream),
-            "cudaMemsetAsync", error));
+        TRY(cuda_check(cudaMemsetAsync(rows.state, 0, (size_t)key_falls(*p) * sizeof *rows.state,
+                                       (cudaStream_t)a->stream),
+                       "cudaMemsetAsync", error));
     }
     TRY(p->mechanism == LOAM_LLA ? local_rows_solved_hopper(p, a, &rows, memory, error)
                                  : local_rows_given_hopper(p, a, &rows, error));

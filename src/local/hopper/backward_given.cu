@@ -18,6 +18,7 @@
 #include "src/gpu/blocks.cuh"
 #include "src/gpu/ring.cuh"
 #include "src/local/cuda/backward.h"
+#include "src/local/hopper/channels.cuh"
 #include "src/local/hopper/decay.cuh"
 #include "src/local/hopper/maps.cuh"
 #include "src/local/hopper/operand_fall.cuh"
@@ -655,7 +656,7 @@ static __device__ __forceinline__ void load_own_keys(uint32_t (&own)[2][S::colum
     }
 }
 
-/* What operands of the pass over keys need to stay within the range of float16: row_arrays.fall. */
+/* What operands of the pass over keys need to stay within the range of float16 (key_falls). */
 template <class S>
 static __device__ __forceinline__ void put_falls(const row_constants &rows, const loam_problem &p,
                                                  const row_arrays &arrays, const row_block &block, unsigned n)
@@ -669,8 +670,8 @@ static __device__ __forceinline__ void put_falls(const row_constants &rows, cons
     fall = __reduce_max_sync(0xffffffffu, fall), probe = __reduce_max_sync(0xffffffffu, probe);
     if (threadIdx.x % 32 != 0) return;
     const int64_t at = n / p.heads_q % p.batch * p.heads_kv + block.h_kv;
-    if (fall > 0) atomicMax(arrays.fall + at, fall);
-    if (S::probed && probe > 0) atomicMax(arrays.fall + p.batch * p.heads_kv + at, probe);
+    if (fall > 0) atomicMax(arrays.state + at, fall);
+    if (S::probed && probe > 0) atomicMax(arrays.state + key_falls(p) / 2 + at, probe);
 }
 
 /* The row's sums without the lift. */
@@ -754,7 +755,7 @@ static __device__ __forceinline__ void consume_rows(given_backward_shared<S> &sm
         if (n >= blocks) continue;
         const row_block block = row_block_at<S::rows>(p, a, n);
         if (block.rows <= 0) continue;
-        const row_pair r = row_pair_of(p, block, threadIdx.x % (S::groups * THREADS));
+        const row_pair r = row_pair_of(p, block);
         row_constants rows = row_constants_of<S>(sm.rows[row_count % S::row_stages].grad_o[group], bar.rows,
                                                  row_count, p, saved, block, r);
         if constexpr (S::decayed) {
@@ -857,10 +858,7 @@ static loam_status launch_dim(const loam_problem *p, const loam_args *a, const r
 {
     const int64_t dim = p->dim_qk > p->dim_v ? p->dim_qk : p->dim_v;
     if (dim <= 64) return launch_scaled<T, 64, PROBED>(p, a, rows, error);
-    if (dim <= 128) return launch_scaled<T, 128, PROBED>(p, a, rows, error);
-    if constexpr (!PROBED)
-        if (dim <= 192) return launch_scaled<T, 192, PROBED>(p, a, rows, error);
-    return launch_scaled<T, 256, PROBED>(p, a, rows, error);
+    return launch_scaled<T, 128, PROBED>(p, a, rows, error);
 }
 
 template <class T>

@@ -17,6 +17,7 @@
  */
 #include "src/gpu/blocks.cuh"
 #include "src/local/hopper/backward_key_stream.cuh"
+#include "src/local/hopper/channels.cuh"
 #include "src/local/hopper/maps.cuh"
 
 /* ------------------------------------------------------------------ a tile and 64 keys */

@@ -8,6 +8,7 @@
 #include "src/gpu/ring.cuh"
 #include "src/local/cuda/backward_key.cuh"
 #include "src/local/hopper/decay.cuh"
+#include "src/local/hopper/operand_fall.cuh"
 #include "src/local/hopper/solve.cuh"
 
 enum {
@@ -80,7 +81,7 @@ template <class S> static __device__ __forceinline__ float unraised(float fold)
     return S::folded ? exp2f(-key_raise<typename S::type>) / fold : 1;
 }
 
-/* The folds of the keys of a block, by what the pass over rows found (row_arrays.fall); ds here has the scale
+/* The folds of the keys of a block, by what the pass over rows found (key_falls); ds here has the scale
  * where there is a probe. */
 template <class S>
 static __device__ __forceinline__ key_folds key_folds_of(const loam_problem &p, const row_arrays &arrays,
@@ -89,8 +90,8 @@ static __device__ __forceinline__ key_folds key_folds_of(const loam_problem &p, 
     if (!S::folded) return { 1, 1 };
     const int64_t sequence = n / p.heads_kv % p.batch, at = sequence * p.heads_kv + block.h_kv;
     const int by_scale = S::probed && p.scale > 1 ? ilogbf((float)p.scale) + 1 : 0;
-    return { exp2f(-(float)(arrays.fall[at] + by_scale)),
-             exp2f(-(float)arrays.fall[p.batch * p.heads_kv + at]) };
+    return { exp2f(-(float)(arrays.state[at] + by_scale)),
+             exp2f(-(float)arrays.state[key_falls(p) / 2 + at]) };
 }
 
 struct key_maps {

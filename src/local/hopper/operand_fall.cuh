@@ -1,13 +1,37 @@
 /* SPDX-License-Identifier: MIT
- * Weights as operands of products where float16 may not hold them: a row of a warpgroup's operand then is scaled by a
- * power of two. bfloat16 has the range of float, and needs none. */
+ * Weights as operands of products where float16 may not hold them: they then are scaled by powers of two, 2^-fall.
+ * bfloat16 has the range of float, and needs none. */
 #ifndef LOAM_LOCAL_HOPPER_OPERAND_FALL_CUH
 #define LOAM_LOCAL_HOPPER_OPERAND_FALL_CUH
 
 #include "src/gpu/hopper.cuh"
+#include "src/local/cuda/backward.h"
 #include "src/local/cuda/common.cuh"
 
 #include <cfloat>
+
+/* The falls of a backward pass, [2][batch][heads_kv]: 2^-fall keeps 2^14 ds, and 2^14 p (1 - u), within the range of
+ * float16 for all rows that see a head's keys. They lie where LLA, which has no row for float16, has its states. */
+static __host__ __device__ __forceinline__ int64_t key_falls(const loam_problem &p)
+{
+    return 2 * p.batch * p.heads_kv;
+}
+
+/* The same as named_barrier_sync; tells whether x is true in any of the threads. */
+template <int THREADS> static __device__ __forceinline__ bool named_barrier_or(int barrier, bool x)
+{
+    int any;
+    asm volatile("{\n"
+                 ".reg .pred own, all;\n"
+                 "setp.ne.b32 own, %1, 0;\n"
+                 "bar.red.or.pred all, %2, %3, own;\n"
+                 "selp.b32 %0, 1, 0, all;\n"
+                 "}\n"
+                 : "=r"(any)
+                 : "r"((int)x), "r"(barrier), "n"(THREADS)
+                 : "memory");
+    return any != 0;
+}
 
 /* Where numbers of an operand are larger than this, its rows are scaled. */
 static __device__ __forceinline__ __half most_of_half() { return __float2half_rn(32768.0f); }

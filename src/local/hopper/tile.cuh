@@ -27,20 +27,6 @@ static __device__ __forceinline__ void store_bf16_pair(__nv_bfloat16 *to, float 
         to[0] = pair.x, to[1] = pair.y;
 }
 
-/* Stores channels c and c + 1 of a row, of those `channels` that it has; in one access where its address is
- * aligned. */
-template <class T>
-static __device__ __forceinline__ void store_channels(T *row, int c, int channels, float x, float y)
-{
-    const uint32_t pair = pack_pair<T>(x, y);
-    if (c + 1 < channels && (uintptr_t)row % 4 == 0) {
-        *(uint32_t *)(row + c) = pair;
-    } else {
-        if (c < channels) ((uint16_t *)row)[c] = (uint16_t)pair;
-        if (c + 1 < channels) ((uint16_t *)row)[c + 1] = (uint16_t)(pair >> 16);
-    }
-}
-
 /* Tells the compiler that x is the same in all lanes: descriptors made from x then cost the lanes nothing. */
 static __device__ __forceinline__ unsigned warp_uniform(unsigned x)
 {
