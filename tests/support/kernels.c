@@ -52,12 +52,9 @@ void kernel_take_path(spec *s)
     s->window = s->slope = s->key_bias = s->sink = 0;
 }
 
-/* The most channels that tiles of the local family take of this pass and probe, float16 among their types (as
+/* The most channels that tiles of the local family take of this probe, float16 among their types (as
  * src/local/fits.c has it); 0: those of 64 and 128 channels in bfloat16. */
-static int64_t most_channels(const spec *s)
-{
-    return s->mechanism == LOAM_LLA ? 0 : s->pass == LOAM_FORWARD ? 256 : 128;
-}
+static int64_t most_channels(const spec *s) { return s->mechanism == LOAM_LLA ? 0 : 256; }
 
 /* Any number of channels up to `most`. Bulk copies read rows at multiples of 8 numbers alone: most cases have
  * such rows, by their strides (layout_unit) or by their sizes. */

@@ -45,7 +45,8 @@ loam_status local_backward_hopper(const loam_problem *p, const loam_args *a, loa
     }
     TRY(p->mechanism == LOAM_LLA ? local_rows_solved_hopper(p, a, &rows, memory, error)
                                  : local_rows_given_hopper(p, a, &rows, error));
-    TRY(local_keys_hopper(p, a, &rows, memory, error));
+    TRY(p->dim_qk > 128 || p->dim_v > 128 ? local_keys_shared_hopper(p, a, &rows, error)
+                                          : local_keys_hopper(p, a, &rows, memory, error));
     TRY(local_row_sums_cuda(p, a, &rows, error));
     return loam_succeed(error);
 }

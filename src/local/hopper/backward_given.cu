@@ -51,7 +51,7 @@ template <class T, int DIM, bool PROBED, bool SCALED, bool DECAYED, bool STAYS> 
                                       : DIM > 128           ? 3
                                       : PROBED || DIM == 64 ? 4
                                                             : 2,
-                         value_stages = DIM > 128 ? key_stages - 1 : key_stages;
+                         value_stages = key_stages == 3 ? 2 : key_stages;
     static constexpr int row_tiles = PROBED ? 3 : 2;
     static constexpr int row_stages = STAYS ? 2 : 1; /* blocks whose rows are in shared memory at once */
 };
@@ -741,6 +741,17 @@ static __device__ __forceinline__ void put_rows(const row_gradients<S> &f, scale
     }
 }
 
+/* The rows of the thread in the block. Where the consumers share rows, those of the second are the first's. */
+template <class S>
+static __device__ __forceinline__ row_pair given_rows_of(const loam_problem &p, row_block block)
+{
+    const int before = S::shared_rows ? (int)threadIdx.x / THREADS * TILE_SIDE : 0;
+    block.i0 -= before, block.rows += before;
+    row_pair r = row_pair_of(p, block);
+    r.at[0] -= before, r.at[1] -= before;
+    return r;
+}
+
 /* All blocks of a consumer warpgroup. */
 template <class S>
 static __device__ __forceinline__ void consume_rows(given_backward_shared<S> &sm,
@@ -755,7 +766,7 @@ static __device__ __forceinline__ void consume_rows(given_backward_shared<S> &sm
         if (n >= blocks) continue;
         const row_block block = row_block_at<S::rows>(p, a, n);
         if (block.rows <= 0) continue;
-        const row_pair r = row_pair_of(p, block);
+        const row_pair r = given_rows_of<S>(p, block);
         row_constants rows = row_constants_of<S>(sm.rows[row_count % S::row_stages].grad_o[group], bar.rows,
                                                  row_count, p, saved, block, r);
         if constexpr (S::decayed) {
@@ -858,7 +869,10 @@ static loam_status launch_dim(const loam_problem *p, const loam_args *a, const r
 {
     const int64_t dim = p->dim_qk > p->dim_v ? p->dim_qk : p->dim_v;
     if (dim <= 64) return launch_scaled<T, 64, PROBED>(p, a, rows, error);
-    return launch_scaled<T, 128, PROBED>(p, a, rows, error);
+    if (dim <= 128) return launch_scaled<T, 128, PROBED>(p, a, rows, error);
+    if constexpr (!PROBED)
+        if (dim <= 192) return launch_scaled<T, 192, PROBED>(p, a, rows, error);
+    return launch_scaled<T, 256, PROBED>(p, a, rows, error);
 }
 
 template <class T>

@@ -48,7 +48,7 @@ template <class T, int DIM, int DIRECTIONS, bool DECAYED> struct key_shape {
     static constexpr int queries = DIM == 64 ? 64 : 32; /* of a tile; as many as registers allow */
     static constexpr int blocks = queries / 8, steps = queries / 16;
     static constexpr int tiles = 2 + DIRECTIONS, terms = solved ? TERMS : GIVEN_TERMS;
-    static constexpr int tile = DIM * queries;
+    static constexpr int tile = DIM * queries, exchanged = probed ? 2 : 1;
     static constexpr int stages = DIM == 192 ? 6 : DIM == 256 && probed ? 3 : 4;
     /* Warps that write the terms of rows, a tile each in turn. A barrier tells a round of the ring only from
      * the next one, so that from one wait to its next a warp may not skip a whole round. Three warps, of
@@ -65,12 +65,12 @@ template <class S> struct key_pass_shared {
     alignas(1024) T keys[S::groups][S::dim * TILE_SIDE];
     T values[S::groups][S::dim * TILE_SIDE];
     T stage[S::stages][S::tiles][S::tile];
-    /* What the consumers of shared keys exchange (backward_key_shared.cu). */
-    float exchange[S::shared_keys ? (S::probed ? 2 : 1) * S::queries * TILE_SIDE : 1];
+    /* What the consumers of shared keys exchange (backward_key_shared.cu): p and 1 - u of each thread's pairs. */
+    float4 exchange[S::shared_keys ? S::exchanged : 1][S::blocks][S::shared_keys ? 128 : 1];
     alignas(16) float terms[S::stages][S::terms][S::queries];
     ring_barriers<S::stages> ring;
-    ring_barriers<1> key_ring; /* keys and values of a block */
-    ring_barriers<1> exchange_ring;
+    ring_barriers<1> key_ring;      /* keys and values of a block */
+    ring_barriers<4> exchange_ring; /* a stage for each pair of warps */
     float decay[S::decayed ? S::stages : 1][2]
                [S::queries]; /* G of the rows, hi and lo (local/decay.h), where scores decay */
 };
