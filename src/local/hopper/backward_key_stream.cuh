@@ -89,7 +89,8 @@ static __device__ __forceinline__ key_folds key_folds_of(const loam_problem &p, 
 {
     if (!S::folded) return { 1, 1 };
     const int64_t sequence = n / p.heads_kv % p.batch, at = sequence * p.heads_kv + block.h_kv;
-    const int by_scale = S::probed && p.scale > 1 ? ilogbf((float)p.scale) + 1 : 0;
+    const float scale = fabsf((float)p.scale);
+    const int by_scale = S::probed && scale > 1 ? ilogbf(scale) + 1 : 0;
     return { exp2f(-(float)(arrays.state[at] + by_scale)),
              exp2f(-(float)arrays.state[key_falls(p) / 2 + at]) };
 }
