@@ -110,9 +110,9 @@ static __device__ __forceinline__ void skip_tiles(given_backward_barriers<S> &ba
     }
 }
 
-/* The sweep of a consumer warpgroup over the tiles of the block from key j on, tile number `count` on. True where it
- * stops at a tile whose operands w are scaled by `by` and wait for what was summed before to be; no product then is in
- * flight. */
+/* The sweep of a consumer warpgroup over the tiles of the block from key j on, tile number `count` on. True
+ * where it stops at a tile whose operands w are scaled by `by` and wait for what was summed before to be;
+ * no product then is in flight. */
 template <class S>
 static __device__ __forceinline__ bool sweep_tiles(row_gradients<S> &f, scale_sums &sums,
                                                    given_backward_shared<S> &sm,
@@ -231,10 +231,10 @@ static __device__ __forceinline__ int64_t own_key(const row_block &block, const 
     return r.lo[row] > last ? 0 : at < r.lo[row] ? r.lo[row] : at < last ? at : last;
 }
 
-/* to = times (f - excess key), of the thread's channels from `column` on, of `channels`. excess: what rounding adds
- * to a sum of weights; where keys have a common part, it would bring that part into the gradient. `key` is one of
- * those with weight: turned by position (RoPE), keys far away do not have that part in common with them (RoPE-like
- * data: error of dq 2e-3; 4e-3 with the first key). */
+/* to = times (f - excess key), of the thread's channels from `column` on, of `channels`. excess: what
+ * rounding adds to a sum of weights; where keys have a common part, it would bring that part into the
+ * gradient. `key` is one of those with weight: turned by position (RoPE), keys far away do not have that
+ * part in common with them (RoPE-like data: error of dq 2e-3; 4e-3 with the first key). */
 template <class S>
 static __device__ __forceinline__ void put_gradient(const float (&f)[S::columns / TILE_SIDE][8][4], int row,
                                                     float times, float excess,
@@ -355,7 +355,8 @@ static __device__ __forceinline__ void put_rows(const row_gradients<S> &f, scale
 
 /* ------------------------------------------------------------------ the kernel */
 
-/* The rows of the thread in the block. Where the consumers share rows, those of the second are the first's. */
+/* The rows of the thread in the block. Where the consumers share rows, those of the second are the first's.
+ */
 template <class S>
 static __device__ __forceinline__ row_pair given_rows_of(const loam_problem &p, row_block block)
 {
@@ -453,8 +454,8 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const row_a
     return cuda_launched("given_rows_kernel_hopper", error);
 }
 
-/* Only bfloat16 in narrow tiles has instances that leave out the gradient of the scale where scores decay, and that
- * stay where sequences are short; with 128 channels there is no room for the rows of two blocks. */
+/* Only bfloat16 in narrow tiles has instances that leave out the gradient of the scale where scores decay,
+ * and that stay where sequences are short; with 128 channels there is no room for the rows of two blocks. */
 template <class T, int DIM, bool PROBED, bool SCALED>
 static loam_status launch_decayed(const loam_problem *p, const loam_args *a, const row_arrays *rows,
                                   loam_error *error)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The pass over rows of the backward of softmax and Parallax on Hopper: the shapes of its tiles, what a thread knows of
- * its two rows, and what it does to the pairs of a tile. */
+ * The pass over rows of the backward of softmax and Parallax on Hopper: the shapes of its tiles, what a
+ * thread knows of its two rows, and what it does to the pairs of a tile. */
 #ifndef LOAM_LOCAL_HOPPER_BACKWARD_GIVEN_PAIRS_CUH
 #define LOAM_LOCAL_HOPPER_BACKWARD_GIVEN_PAIRS_CUH
 
@@ -15,23 +15,29 @@ enum {
     GIVEN_SHORT = 1024 /* up to so many queries thread blocks stay */
 };
 
-/* Weights of float16 are raised by so many powers of 2 at first: that, and how far rows lower it, is their lift. */
+/* Weights of float16 are raised by so many powers of 2 at first: that, and how far rows lower it, is their
+ * lift. */
 enum { GIVEN_RAISE = 14 };
 
-/* Of a kernel: numbers of type T, tiles of DIM channels, a probe or none, whether the gradient of the scale is
- * wanted, whether scores decay, whether thread blocks stay. */
+/* Of a kernel: numbers of type T, tiles of DIM channels, a probe or none, whether the gradient of the scale
+ * is wanted, whether scores decay, whether thread blocks stay. */
 template <class T, int DIM, bool PROBED, bool SCALED, bool DECAYED, bool STAYS> struct given_backward {
     typedef T type;
     static constexpr int dim = DIM;
     static constexpr bool probed = PROBED, scaled = SCALED, decayed = DECAYED, stays = STAYS;
     static constexpr bool folded = is_half<T>;
-    /* Both consumers have the same 64 rows, and each half of the columns of their gradients, which all together do
-     * not fit registers; both compute the scores. */
+    /* Both consumers have the same 64 rows, and each half of the columns of their gradients, which all
+     * together do not fit registers; both compute the scores. */
     static constexpr bool shared_rows = PROBED && DIM > 128;
     static constexpr int columns = shared_rows ? DIM / 2 : DIM;
     static constexpr int groups = shared_rows ? 1 : GIVEN_GROUPS, rows = groups * TILE_SIDE;
     /* Keys of a tile, as many as leave registers for the accumulators of 64 rows. */
-    static constexpr int keys = PROBED ? DIM == 64 ? 64 : 48 : DIM == 256 ? 48 : DIM > 128 ? 64 : 128;
+    static constexpr int keys = PROBED       ? DIM == 64 ? 64
+                                               : folded  ? 32
+                                                         : 48
+                                : DIM == 256 ? 48
+                                : DIM > 128  ? 64
+                                             : 128;
     static constexpr int blocks = keys / 8, steps = keys / 16;
     static constexpr int key_stages = DIM == 256 && !PROBED ? 2
                                       : DIM > 128           ? 3
@@ -88,8 +94,8 @@ struct scale_sums {
     float total[2]; /* sum ds, where scores decay */
 };
 
-/* The thread's share of a row of `saved`, of which it has `channels`: four of every sixteen, from channel 16 first
- * on. */
+/* The thread's share of a row of `saved`, of which it has `channels`: four of every sixteen, from channel
+ * 16 first on. */
 template <int COUNT>
 static __device__ __forceinline__ void load_row(float4 (&part)[COUNT], const void *rows, int64_t at,
                                                 int64_t channels, int first)
@@ -332,8 +338,8 @@ static __device__ __forceinline__ void issue_scores(tile_products<S> &tile,
     }
 }
 
-/* What a thread has summed follows where weights would leave the range of their type: from now on they are raised
- * less. */
+/* What a thread has summed follows where weights would leave the range of their type: from now on they are
+ * raised less. */
 template <class S>
 static __device__ __forceinline__ void lower_lift(row_gradients<S> &f, scale_sums &sums, row_constants &rows,
                                                   const float (&by)[2])
@@ -371,8 +377,8 @@ template <class S> struct tile_operands {
     weights_operand<1, S::steps, typename S::type> ds, error;
 };
 
-/* Makes the operands: of s, which is ds, and of g, which is p gam. True where float16 could not hold them: they then
- * are scaled by `by`, and what was summed before is not. */
+/* Makes the operands: of s, which is ds, and of g, which is p gam. True where float16 could not hold them:
+ * they then are scaled by `by`, and what was summed before is not. */
 template <class S>
 static __device__ __forceinline__ bool make_operands(tile_operands<S> &w, tile_products<S> &tile,
                                                      float (&by)[2])
@@ -385,8 +391,8 @@ static __device__ __forceinline__ bool make_operands(tile_operands<S> &w, tile_p
     return false;
 }
 
-/* Issues dq += ds k and drho += p gam k, and sums their weights as rounded. `keys` are those of the warpgroup's
- * columns. */
+/* Issues dq += ds k and drho += p gam k, and sums their weights as rounded. `keys` are those of the
+ * warpgroup's columns. */
 template <class S>
 static __device__ __forceinline__ void issue_gradients(row_gradients<S> &f, const tile_operands<S> &w,
                                                        const typename S::type *keys)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * The pass over keys of the backward on Hopper: the state of a consumer warpgroup, what it does to the pairs of a tile
- * of queries and its 64 keys, and what it writes. */
+ * The pass over keys of the backward on Hopper: the state of a consumer warpgroup, what it does to the
+ * pairs of a tile of queries and its 64 keys, and what it writes. */
 #ifndef LOAM_LOCAL_HOPPER_BACKWARD_KEY_PAIRS_CUH
 #define LOAM_LOCAL_HOPPER_BACKWARD_KEY_PAIRS_CUH
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * The pass over keys (backward_key.cu) for tiles of more than 128 channels: dk and dv of 64 keys, each of which takes
- * half of the registers of a thread of its own warpgroup. The first has p and 1 - u of all pairs, and dv; the other
- * gets them through shared memory, and has E, ds and dk. So no product is computed twice. Thread t of one has the same
- * pairs as thread t of the other. Both issue the products of the next tile before the sums of this one.
- */
+ * The pass over keys (backward_key.cu) for tiles of more than 128 channels: dk and dv of 64 keys, each of
+ * which takes half of the registers of a thread of its own warpgroup. The first has p and 1 - u of all
+ * pairs, and dv; the other gets them through shared memory, and has E, ds and dk. So no product is computed
+ * twice. Thread t of one has the same pairs as thread t of the other. Both issue the products of the next
+ * tile before the sums of this one. */
 #include "src/local/hopper/backward_key.cuh"
 
 /* ------------------------------------------------------------------ the exchange */

@@ -20,17 +20,17 @@ enum {
 /* The tiles of a stage. */
 enum { TILE_Q, TILE_GRAD_O, TILE_RHO, TILE_Y };
 
-/* Terms: what a pair needs of its row besides products. lse to base 2, less key_raise; the centre of do . v +
- * y . k; 1 + rho . kbar; e. Where the unit of the ridge is the largest p, TERM_E is 0: e is for the key with this
- * p alone, which is TERM_PEAK, and e itself is TERM_PEAK_E. */
+/* Terms: what a pair needs of its row besides products. lse to base 2, less key_raise; the centre of do . v
+ * + y . k; 1 + rho . kbar; e. Where the unit of the ridge is the largest p, TERM_E is 0: e is for the key
+ * with this p alone, which is TERM_PEAK, and e itself is TERM_PEAK_E. */
 enum { TERM_LSE, TERM_CENTRE, TERM_UNIT, TERM_E, GIVEN_TERMS, TERM_PEAK = GIVEN_TERMS, TERM_PEAK_E, TERMS };
 
-/* Weights p of float16 are raised by so many powers of 2: what then is smaller than 2^-38 is lost, where without it
- * that would be 2^-24. */
+/* Weights p of float16 are raised by so many powers of 2: what then is smaller than 2^-38 is lost, where
+ * without it that would be 2^-24. */
 template <class T> constexpr float key_raise = is_half<T> ? 14.0f : 0.0f;
 
-/* Powers of two, at most 1, that hold operands of float16 within its range: factors of ds and p E, and of p (1 - u)
- * where there is a probe. */
+/* Powers of two, at most 1, that hold operands of float16 within its range: factors of ds and p E, and of p
+ * (1 - u) where there is a probe. */
 struct key_folds {
     float dk, dv;
 };
@@ -65,7 +65,8 @@ template <class S> struct key_pass_shared {
     alignas(1024) T keys[S::groups][S::dim * TILE_SIDE];
     T values[S::groups][S::dim * TILE_SIDE];
     T stage[S::stages][S::tiles][S::tile];
-    /* What the consumers of shared keys exchange (backward_key_shared.cu): p and 1 - u of each thread's pairs. */
+    /* What the consumers of shared keys exchange (backward_key_shared.cu): p and 1 - u of each thread's
+     * pairs. */
     float4 exchange[S::shared_keys ? S::exchanged : 1][S::blocks][S::shared_keys ? 128 : 1];
     alignas(16) float terms[S::stages][S::terms][S::queries];
     ring_barriers<S::stages> ring;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Weights as operands of products where float16 may not hold them: they then are scaled by powers of two, 2^-fall.
- * bfloat16 has the range of float, and needs none. */
+ * Weights as operands of products where float16 may not hold them: they then are scaled by powers of two,
+ * 2^-fall. bfloat16 has the range of float, and needs none. */
 #ifndef LOAM_LOCAL_HOPPER_OPERAND_FALL_CUH
 #define LOAM_LOCAL_HOPPER_OPERAND_FALL_CUH
 
@@ -10,8 +10,9 @@
 
 #include <cfloat>
 
-/* The falls of a backward pass, [2][batch][heads_kv]: 2^-fall keeps 2^14 ds, and 2^14 p (1 - u), within the range of
- * float16 for all rows that see a head's keys. They lie where LLA, which has no row for float16, has its states. */
+/* The falls of a backward pass, [2][batch][heads_kv]: 2^-fall keeps 2^14 ds, and 2^14 p (1 - u), within the
+ * range of float16 for all rows that see a head's keys. They lie where LLA, which has no row for float16,
+ * has its states. */
 static __host__ __device__ __forceinline__ int64_t key_falls(const loam_problem &p)
 {
     return 2 * p.batch * p.heads_kv;
@@ -69,8 +70,8 @@ static __device__ __forceinline__ float row_largest(const float (&x)[BLOCKS][4],
     return largest;
 }
 
-/* by[row]: what makes the row's largest number 2^10 to 2^11 where it is too large, else 1; that depends on the row
- * alone. `largest`: of the thread's numbers in each row. */
+/* by[row]: what makes the row's largest number 2^10 to 2^11 where it is too large, else 1; that depends on
+ * the row alone. `largest`: of the thread's numbers in each row. */
 static __device__ __forceinline__ void row_falls(float (&by)[2], const float (&largest)[2])
 {
 #pragma unroll
@@ -82,8 +83,8 @@ static __device__ __forceinline__ void row_falls(float (&by)[2], const float (&l
     }
 }
 
-/* Does the operand w, which is of x, have numbers that are too large in any row of the warpgroup? Both then are scaled
- * by `by`, a number for each of the thread's two rows. `barrier`: a named one of the warpgroup. */
+/* Does the operand w, which is of x, have numbers that are too large in any row of the warpgroup? Both then
+ * are scaled by `by`, a number for each of the thread's two rows. `barrier`: a named one of the warpgroup. */
 template <int STEPS, int BLOCKS>
 static __device__ __forceinline__ bool fall_of_operand(float (&by)[2], weights_operand<1, STEPS, __half> &w,
                                                        float (&x)[BLOCKS][4], int barrier)
