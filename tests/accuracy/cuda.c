@@ -11,10 +11,19 @@
 
 enum { SEED = 31, SKIPPED = 77, LONG_QUERIES = 64, SHORT = 512 };
 
-static const int64_t lengths[] = { 64, 496, 512, 1024, 4096 }, dims[] = { 64, 128 };
+static const int64_t lengths[] = { 64, 496, 512, 1024, 4096 };
 static const sample_kind kinds[] = { SAMPLE_NORMAL, SAMPLE_UNIT,     SAMPLE_ANISO,  SAMPLE_SHIFT_4,
                                      SAMPLE_ROPE,   SAMPLE_LAYER_20, SAMPLE_LAYER_3 };
-enum { LENGTHS = 5, DIMS = 2, KINDS = 7 };
+enum { LENGTHS = 5, KINDS = 7, MOST_DIMS = 6 };
+
+/* Head dimensions, and whether there are gradients at them. */
+typedef struct sizes {
+    int64_t dims[MOST_DIMS];
+    int count;
+    bool gradients;
+} sizes;
+
+static const sizes trained = { { 64, 128 }, 2, true }, others = { { 32, 64, 80, 128, 192, 256 }, 6, false };
 
 typedef struct variant {
     loam_mechanism mechanism;
@@ -32,6 +41,9 @@ enum { VARIANTS = 6 };
 typedef struct bounds {
     double of[PARTS];
 } bounds;
+
+/* A forward pass with a given probe. */
+static bounds bounds_of_half(void) { return (bounds){ { 1e-3 } }; }
 
 static bounds bounds_of_bf16(sample_kind kind, const variant *v)
 {
@@ -66,11 +78,13 @@ typedef struct line {
 } line;
 
 static void add_case(line *l, const char *isa, loam_dtype dtype, const variant *v, sample_kind kind,
-                     int64_t len, int64_t dim, const bounds *b)
+                     int64_t len, int64_t dim, bool gradients, const bounds *b)
 {
     sample s = sample_make(kind, dtype == LOAM_F32 ? GRID_F32 : GRID_HALVES, len > SHORT ? LONG_QUERIES : len,
                            len, dim, 1 / sqrt((double)dim), SEED);
-    question ask = { .mechanism = v->mechanism, .dtype = LOAM_F64, .ridge = v->ridge, .gradients = true };
+    question ask = {
+        .mechanism = v->mechanism, .dtype = LOAM_F64, .ridge = v->ridge, .gradients = gradients
+    };
     answer want = answer_make(&s, &ask);
     ask.dtype = dtype, ask.isa = isa;
     answer got = answer_make(&s, &ask);
@@ -88,13 +102,16 @@ static void add_case(line *l, const char *isa, loam_dtype dtype, const variant *
     sample_free(&s);
 }
 
-static int one_line(table *t, const char *isa, loam_dtype dtype, const variant *v, sample_kind kind)
+static int one_line(table *t, const char *isa, loam_dtype dtype, const variant *v, sample_kind kind,
+                    const sizes *of)
 {
-    const bounds b = dtype == LOAM_F32 ? bounds_of_f32(kind, v) : bounds_of_bf16(kind, v);
+    const bounds b = dtype == LOAM_F32   ? bounds_of_f32(kind, v)
+                     : dtype == LOAM_F16 ? bounds_of_half()
+                                         : bounds_of_bf16(kind, v);
     line l = { .finite = true };
     for (int n = 0; n < LENGTHS; n++)
-        for (int d = 0; d < DIMS; d++)
-            add_case(&l, isa, dtype, v, kind, lengths[n], dims[d], &b);
+        for (int d = 0; d < of->count; d++)
+            add_case(&l, isa, dtype, v, kind, lengths[n], of->dims[d], of->gradients, &b);
     table_cell(t, "%s", sample_kind_name(kind));
     table_cell(t, "%s", v->name);
     for (int which = 0; which < PARTS; which++)
@@ -115,10 +132,27 @@ static int one_table(const char *isa, loam_dtype dtype)
     printf(
         "local_*_%s, %s, causal, worst of n in {64, 496, 512, 1024, 4096} (of the last two: %d queries) and "
         "d in {64, 128}, bounds in brackets; seed %d\n\n",
-        isa, dtype == LOAM_F32 ? "float32" : "bfloat16", LONG_QUERIES, SEED);
+        isa, loam_dtype_name(dtype), LONG_QUERIES, SEED);
     for (int kind = 0; kind < KINDS; kind++)
         for (int v = 0; v < VARIANTS; v++)
-            beyond += one_line(t, isa, dtype, &variants[v], kinds[kind]);
+            beyond += one_line(t, isa, dtype, &variants[v], kinds[kind], &trained);
+    table_end(t);
+    printf("%d lines beyond their bounds\n\n", beyond);
+    return beyond;
+}
+
+/* Given probes at further head dimensions. */
+static int table_of_sizes(const char *isa, loam_dtype dtype)
+{
+    static const sample_kind of[] = { SAMPLE_NORMAL, SAMPLE_UNIT, SAMPLE_SHIFT_4, SAMPLE_ROPE };
+    table *t = table_begin("data|mechanism|o|dq|dk|dv|dprobe|dridge|dscale|verdict");
+    int beyond = 0;
+    printf("local_forward_%s, %s, the same with d in {32, 64, 80, 128, 192, 256}\n\n", isa,
+           loam_dtype_name(dtype));
+    for (int kind = 0; kind < 4; kind++)
+        for (int v = 0; v < VARIANTS; v++)
+            if (variants[v].mechanism != LOAM_LLA)
+                beyond += one_line(t, isa, dtype, &variants[v], of[kind], &others);
     table_end(t);
     printf("%d lines beyond their bounds\n\n", beyond);
     return beyond;
@@ -134,6 +168,7 @@ int cuda_run(const char *isa)
             kernel_lists(info.mechanisms, "lla") && info.available) {
             rows++;
             beyond += one_table(info.isa, LOAM_BF16);
+            beyond += table_of_sizes(info.isa, LOAM_BF16) + table_of_sizes(info.isa, LOAM_F16);
             beyond += strstr(info.dtypes, "f32") ? one_table(info.isa, LOAM_F32) : 0;
         }
     }

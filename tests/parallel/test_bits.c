@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { VARIANTS = 5, MOST_THREADS = 4, BATCH = 3 };
+enum { VARIANTS = 5, MOST_THREADS = 4, BATCH = 3, MANY = 40 };
 
 /* Sequences are shorter where a sanitizer makes all of this slow. */
 #ifdef __SANITIZE_ADDRESS__
@@ -51,12 +51,13 @@ static spec variant(const loam_kernel_info *row, loam_mechanism mechanism, int n
     return s;
 }
 
-static void for_all_rows(check_fn *check)
+static void for_rows(check_fn *check, int tiled)
 {
     static const char *const words[] = { "softmax", "parallax", "lla" };
     loam_kernel_info row;
     for (int i = 0; loam_kernel_at(i, &row) == LOAM_OK; i++) {
-        for (int mechanism = LOAM_SOFTMAX; row.available && mechanism <= LOAM_LLA; mechanism++)
+        const int wanted = row.available && (!tiled || kernel_tiled(&row));
+        for (int mechanism = LOAM_SOFTMAX; wanted && mechanism <= LOAM_LLA; mechanism++)
             for (int number = 0; kernel_lists(row.mechanisms, words[mechanism]) && number < VARIANTS;
                  number++)
                 check(variant(&row, (loam_mechanism)mechanism, number));
@@ -72,45 +73,66 @@ static int of_all(const spec *s, int which)
            (which == SLOT_GRAD_RIDGE && s->ridge_axes < LOAM_RIDGE_TOKEN);
 }
 
-/* A sequence alone, and at each place of a batch whose other sequences are something else. */
+/* A sequence alone, and at one place of a batch whose other sequences are something else. */
+static void check_place(const values *alone, int64_t in_batch, int64_t place)
+{
+    spec s = alone->spec;
+    s.batch = in_batch;
+    s.threads = 2;
+    values batch = values_make(&s);
+    for (int which = SLOT_Q; which < SLOT_FIRST_OUTPUT; which++) {
+        if (batch.x[which]) {
+            const int64_t size = slot_size(alone, (slot)which);
+            const int split = slot_shape(&batch, (slot)which).batch == in_batch;
+            memcpy(batch.x[which] + (split ? place * size : 0), alone->x[which],
+                   (size_t)size * sizeof(double));
+        }
+    }
+    expect_run(&batch);
+    for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++) {
+        const shape a = slot_shape(alone, (slot)which);
+        const int64_t rows = a.heads * a.tokens;
+        if (batch.x[which] && !of_all(&s, which))
+            expect_same_rows("place in the batch", &batch, (slot)which, place * rows, alone->x[which], rows);
+    }
+    values_free(&batch);
+}
+
 static void check_places(spec s)
 {
     values alone = values_make(&s);
     expect_run(&alone);
-    s.batch = BATCH;
-    s.threads = 2;
-    for (int64_t place = 0; place < BATCH; place++) {
-        values batch = values_make(&s);
-        for (int which = SLOT_Q; which < SLOT_FIRST_OUTPUT; which++) {
-            if (batch.x[which]) {
-                const int64_t size = slot_size(&alone, (slot)which);
-                const int split = slot_shape(&batch, (slot)which).batch == BATCH;
-                memcpy(batch.x[which] + (split ? place * size : 0), alone.x[which],
-                       (size_t)size * sizeof(double));
-            }
-        }
-        expect_run(&batch);
-        for (int which = SLOT_FIRST_OUTPUT; which < SLOT_COUNT; which++) {
-            const shape a = slot_shape(&alone, (slot)which);
-            const int64_t rows = a.heads * a.tokens;
-            if (batch.x[which] && !of_all(&s, which)) {
-                expect_same_rows("place in the batch", &batch, (slot)which, place * rows, alone.x[which],
-                                 rows);
-            }
-        }
-        values_free(&batch);
-    }
+    for (int64_t place = 0; place < BATCH; place++)
+        check_place(&alone, BATCH, place);
     values_free(&alone);
 }
 
-static void same_bits_for_any_number_of_threads(void **state) { (void)state, for_all_rows(check_threads); }
-static void same_bits_at_any_place_in_the_batch(void **state) { (void)state, for_all_rows(check_places); }
+/* Thread blocks of GPUs may have more rows where there are as many as this. With weights rows of Hopper take the
+ * plain kernels. */
+static void check_many(spec s)
+{
+    s.omit |= spec_omit(SLOT_WEIGHTS);
+    for (int wider = 1; wider <= 4; wider++) {
+        spec wide = s;
+        wide.dim_qk *= wider, wide.dim_v *= wider;
+        kernel_fit(&wide);
+        values alone = values_make(&wide);
+        expect_run(&alone);
+        check_place(&alone, MANY, MANY / 3);
+        values_free(&alone);
+    }
+}
+
+static void same_bits_for_any_number_of_threads(void **state) { (void)state, for_rows(check_threads, 0); }
+static void same_bits_at_any_place_in_the_batch(void **state) { (void)state, for_rows(check_places, 0); }
+static void same_bits_in_a_large_batch(void **state) { (void)state, for_rows(check_many, 1); }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(same_bits_for_any_number_of_threads),
         cmocka_unit_test(same_bits_at_any_place_in_the_batch),
+        cmocka_unit_test(same_bits_in_a_large_batch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

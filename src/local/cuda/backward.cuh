@@ -285,7 +285,9 @@ static __device__ __forceinline__ row_constants row_constants_of(const element<W
         out.x0[row] = sc.mapped ? constant[row] : 0;
         out.constant[row] = sc.mapped ? 0 : constant[row];
         out.gbar[row] = quad_sum(gbar);
-        out.lse[row] = r.real[row] ? finite_or_zero(((const float *)saved.lse)[at]) : 0;
+        const float lse = r.real[row] ? ((const float *)saved.lse)[at] : -INFINITY;
+        const float dropped = WIDE && local_saves_raw(&p) ? sc.scale * constant[row] : 0;
+        out.lse[row] = lse > -INFINITY ? lse - dropped : 0;
     }
     return out;
 }

@@ -95,6 +95,20 @@ static __device__ __forceinline__ void sweep_centres(query_shared<WIDE, DIM, DIR
     }
 }
 
+/* By how much the saved product of the probe of row i and kbar, where the row is real, exceeds that of keys
+ * relative to the origin. The four lanes of the row call it. */
+template <bool WIDE>
+static __device__ __forceinline__ float probe_constant(bool real, const loam_problem &p, const loam_args &a,
+                                                       const row_block &x, int64_t i, const float *origin)
+{
+    if (!WIDE || !local_saves_raw(&p)) return 0;
+    const int64_t at = LOCAL_AT(a.probe, x.s.b, x.h, x.s.q0 + i);
+    float sum = 0;
+    for (int c = threadIdx.x % 4; real && c < p.dim_qk; c += 4)
+        sum += load_real<float>(a.probe.data, p.dtype, at + c) * origin[c];
+    return quad_sum(sum);
+}
+
 /* Completes the records of the thread's rows. */
 template <bool WIDE, int DIM, int DIRECTIONS>
 static __device__ __forceinline__ void complete_records(query_shared<WIDE, DIM, DIRECTIONS> &sm,
@@ -113,9 +127,12 @@ static __device__ __forceinline__ void complete_records(query_shared<WIDE, DIM, 
         if (DIRECTIONS > NO_DIRECTION && r.real[row]) rec[row] = arrays.record[at];
         rec[row].lse = rc.lse[row], rec[row].gbar = rc.gbar[row], rec[row].x0 = rc.x0[row];
         rec[row].lo = r.lo[row], rec[row].hi = r.hi[row];
-        if (DIRECTIONS == GIVEN_PROBE && r.real[row]) {
-            rec[row].rho_kbar = ((const float *)saved.tbar)[2 * at];
-            rec[row].rho_rest = ((const float *)saved.tbar)[2 * at + 1];
+        if constexpr (DIRECTIONS == GIVEN_PROBE) {
+            const float lost = probe_constant<WIDE>(r.real[row], p, a, x, i, sm.ring.origin);
+            if (r.real[row]) {
+                rec[row].rho_kbar = ((const float *)saved.tbar)[2 * at] - lost;
+                rec[row].rho_rest = ((const float *)saved.tbar)[2 * at + 1];
+            }
         }
         if (DIRECTIONS >= SOLVED_PROBE) {
             constexpr int parts = WIDE ? 3 : 2;

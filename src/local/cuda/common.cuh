@@ -36,6 +36,15 @@ template <bool WIDE, int DIM> struct shape {
 };
 
 LOAM_INLINE bool local_wide(const loam_problem *p) { return p->dtype != LOAM_BF16 || p->score == LOAM_RBF; }
+
+/* Do wide tiles save lse and the products of the probe as if keys were not relative to the origin? Those of Hopper
+ * do; a forward there may be followed by a backward here, or the other way round: the arrays decide which of them
+ * falls back on these kernels. */
+LOAM_INLINE bool local_saves_raw(const loam_problem *p)
+{
+    return p->dtype == LOAM_F16 && p->score == LOAM_DOT && p->mechanism != LOAM_LLA && !local_mapped(p);
+}
+
 LOAM_INLINE int local_padded_dim(const loam_problem *p)
 {
     const int64_t d = p->dim_qk > p->dim_v ? p->dim_qk : p->dim_v;

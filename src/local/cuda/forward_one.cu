@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(ONE_THREADS)
     if (c == 0) {
         put_info(a, x, 0, { r.lo < r.hi ? LOAM_ROW_SOLVED : LOAM_ROW_EMPTY, LOAM_SOLVER_NONE, 0, 0 });
         if (a.lse.data) ((float *)a.lse.data)[LOCAL_AT(a.lse, x.s.b, x.h, token)] = g.full_lse;
-        if (a.saved) ((float *)saved.lse)[at] = g.lse;
+        if (a.saved) ((float *)saved.lse)[at] = saved_lse(p, g);
     }
     if (a.weights.data) put_one_weights<T, DIM>(p, a, x, r, sc, keys, group, first == 0, g.lse);
 }

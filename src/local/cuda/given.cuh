@@ -132,6 +132,11 @@ static __device__ __forceinline__ given_row given_finish(const online &w, float 
     return given_end(w.m[row], quad_sum(w.omega[row]), quad_sum(tsum), dropped, p, a, h);
 }
 
+static __device__ __forceinline__ float saved_lse(const loam_problem &p, const given_row &g)
+{
+    return local_saves_raw(&p) ? g.full_lse : g.lse;
+}
+
 /* Writes the results that a row has once: info, lse, and saved. The four lanes of the row call it. */
 template <bool PROBED>
 static __device__ __forceinline__ void put_given_row(const loam_problem &p, const loam_args &a,
@@ -145,7 +150,7 @@ static __device__ __forceinline__ void put_given_row(const loam_problem &p, cons
         const loam_row_info info = { empty ? LOAM_ROW_EMPTY : LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0, 0 };
         put_info(a, x, i, info);
         if (a.lse.data) ((float *)a.lse.data)[LOCAL_AT(a.lse, x.s.b, x.h, x.s.q0 + i)] = g.full_lse;
-        if (a.saved) ((float *)saved.lse)[at] = g.lse;
+        if (a.saved) ((float *)saved.lse)[at] = saved_lse(p, g);
         if (PROBED && a.saved) {
             ((float *)saved.tbar)[2 * at] = centre;
             ((float *)saved.tbar)[2 * at + 1] = g.rest;
@@ -255,6 +260,9 @@ __global__ void __launch_bounds__(THREADS, 2)
     copy_async_wait<0>();
 
     given_row g[2];
+    float probed[2] = { 0, 0 };
+    if constexpr (PROBED && WIDE)
+        if (local_saves_raw(&p)) query_constants<WIDE, DIM>(probed, sm.probe, sm.ring.origin, r, false);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const float dropped = sc.mapped ? 0 : sc.scale * constant[row];
@@ -262,7 +270,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         if (!r.real[row]) continue;
         put_given_output<WIDE, DIM, PROBED>(sums, g[row], row, chunk, p, a, saved, x, x.i0 + r.at[row]);
         if (chunk == 0) {
-            put_given_row<PROBED>(p, a, saved, x, r, row, g[row], sums.centre[row]);
+            put_given_row<PROBED>(p, a, saved, x, r, row, g[row], sums.centre[row] + probed[row]);
             put_given_probe<PROBED>(p, a, x, r, row,
                                     [&](int c) { return sm.probe[r.at[row] * (DIM + PAD) + c]; });
         }

@@ -17,15 +17,31 @@
 #include "src/local/hopper/forward_given_sums.cuh"
 #include "src/local/hopper/maps.cuh"
 
+/* Of the `tiles` tiles of a block, those in which the rows of a warpgroup see keys: begin .. end - 1. All
+ * these rows see keys unmasked_begin .. unmasked_end - 1. */
+struct tile_range {
+    int begin, end, tiles, unmasked_begin, unmasked_end;
+};
+
+/* What warpgroup w does next. The thread that copies its rows says so in shared memory: 64-bit divisions would take
+ * consumers a microsecond. No rows: there are no more blocks. */
+struct given_rows {
+    row_block block;
+    tile_range range;
+    int column; /* the first of its columns of o */
+};
+
 template <class S> struct given_forward_shared {
     typedef typename S::type T;
     /* The rows of each warpgroup; their outputs overwrite their queries. */
-    alignas(1024) T query[S::consumers][S::dim * TILE_SIDE];
-    T probe[S::probed ? S::consumers : 1][S::probed ? S::dim * TILE_SIDE : 512];
+    alignas(1024) T query[S::consumers][S::row_stages][S::dim * TILE_SIDE];
+    T probe[S::probed ? S::consumers : 1][S::row_stages][S::probed ? S::dim * TILE_SIDE : 512];
     T keys[S::key_stages][S::dim * S::keys], values[S::value_stages][S::columns * S::keys];
     ring_barriers<S::key_stages> key_ring;
     ring_barriers<S::value_stages> value_ring;
-    ring_barriers<1> row_ring[S::consumers];
+    given_rows rows[S::consumers][S::row_stages];
+    row_block next; /* what the thread that fills `rows` is about to say there */
+    ring_barriers<S::row_stages> row_ring[S::consumers];
     uint64_t tail;
     row_state state[S::consumers * THREADS];
     relative_decay<S::decayed, S::keys> decay[S::key_stages]; /* of the keys in each stage */
@@ -46,28 +62,67 @@ static __device__ __forceinline__ row_block given_block_at(const loam_problem &p
     return block;
 }
 
+/* The first and the last row that warpgroup w has; none where last < first. */
+struct row_span {
+    int64_t first, last;
+};
+
+static __device__ __forceinline__ row_span row_span_of(const row_block &block, int w)
+{
+    return { block.i0 + w * ROWS, block.i0 + min(block.rows, (w + 1) * ROWS) - 1 };
+}
+
+template <int KEYS>
+static __device__ __forceinline__ tile_range tiles_of(const loam_problem &p, const row_block &block, int w)
+{
+    const row_span span = row_span_of(block, w);
+    int64_t lo, hi, unmasked_begin, unmasked_end;
+    local_visible(&p, &block.s, span.first, &lo, &unmasked_end);
+    local_visible(&p, &block.s, span.last, &unmasked_begin, &hi);
+    tile_range range = { 0, 0, (block.last - block.first + KEYS - 1) / KEYS, (int)unmasked_begin,
+                         (int)unmasked_end };
+    if (span.first <= span.last && lo < hi) {
+        range.begin = ((int)lo - block.first) / KEYS;
+        range.end = ((int)hi - block.first + KEYS - 1) / KEYS;
+    }
+    return range;
+}
+
 /* ------------------------------------------------------------------ copies */
 
-/* The producer thread of rows: queries and probes of each warpgroup, when it has released those before. */
+/* The producer thread of rows: what each warpgroup does, its queries and probes, when it has released those
+ * before. */
 template <class S>
 static __device__ __forceinline__ void produce_rows(given_forward_shared<S> &sm, const loam_problem &p,
                                                     const loam_args &a, const given_forward_maps &maps,
                                                     unsigned blocks, int rows)
 {
     constexpr unsigned bytes = (S::probed ? 2 : 1) * S::dim * ROWS * 2;
-    unsigned row_count = 0;
+    unsigned count = 0;
     for_each_block(blocks, [&](unsigned n) {
-        const row_block block = given_block_at<S>(p, a, n, rows);
+        sm.next = given_block_at<S>(p, a, n, rows);
+        asm volatile("" ::: "memory"); /* no registers for it */
+        const row_block &block = sm.next;
         if (block.rows <= 0) return;
+        const unsigned stage = count % S::row_stages;
+#pragma unroll 1
         for (int w = 0; w < S::consumers; w++) {
-            const int64_t token = block.s.q0 + block.i0 + w * ROWS;
-            uint64_t *full = ring_acquire(sm.row_ring[w], row_count, bytes);
-            load_tile<S::dim>(sm.query[w], maps.q, full, (int)token, (int)block.h, (int)block.s.b);
-            if (S::probed)
-                load_tile<S::dim>(sm.probe[w], maps.probe, full, (int)token, (int)block.h, (int)block.s.b);
+            uint64_t *full = &sm.row_ring[w].full[stage];
+            barrier_wait(&sm.row_ring[w].empty[stage], count / S::row_stages % 2 ^ 1);
+            sm.rows[w][stage] = { block, tiles_of<S::keys>(p, block, w), (int)(n % S::parts) * S::columns };
+            barrier_expect(full, bytes);
+            const int token = (int)(block.s.q0 + block.i0) + w * ROWS, h = (int)block.h, b = (int)block.s.b;
+            load_tile<S::dim>(sm.query[w][stage], maps.q, full, token, h, b);
+            if (S::probed) load_tile<S::dim>(sm.probe[w][stage], maps.probe, full, token, h, b);
         }
-        row_count++;
+        count++;
     });
+    for (int w = 0; w < S::consumers; w++) {
+        const unsigned stage = count % S::row_stages;
+        barrier_wait(&sm.row_ring[w].empty[stage], count / S::row_stages % 2 ^ 1);
+        sm.rows[w][stage].block.rows = 0;
+        barrier_arrive(&sm.row_ring[w].full[stage]);
+    }
 }
 
 /* Rows `from` .. KEYS - 1 of a tile become 0; the lanes of a warp share the work. */
@@ -153,13 +208,13 @@ template <class S> struct forward_consumer {
     typedef typename S::type T;
     given_forward_shared<S> &sm;
     given_forward_sums<S> &acc;
+    const T *query, *probe;
     float scale2;
     int unmasked_begin, unmasked_end; /* all rows of the warpgroup see all keys between */
     /* Where scores decay: G of the sequence's keys, and of the two rows. */
     const local_decay_pair *decay_keys;
     local_decay_pair decay_rows[2];
 
-    __device__ __forceinline__ int index() const { return warp_uniform(threadIdx.x / THREADS); }
     __device__ __forceinline__ bool unmasked(int j) const
     {
         return j >= unmasked_begin && j + S::keys <= unmasked_end;
@@ -178,12 +233,11 @@ template <class S> struct forward_consumer {
 
 /* Issues the products s = q . k of a tile and commits them; more products may follow without a
  * wgmma_fence. */
-template <class S, int BLOCKS>
-static __device__ __forceinline__ void issue_scores(const forward_consumer<S> &wg, float (&s)[BLOCKS][4],
-                                                    unsigned count)
+template <int DIM, int BLOCKS, class T>
+static __device__ __forceinline__ void issue_scores(const T *query, float (&s)[BLOCKS][4], const T *keys)
 {
     wgmma_fence();
-    more_rows<S::dim>(s, wg.sm.query[wg.index()], wg.keys(count), false);
+    more_rows<DIM>(s, query, keys, false);
     wgmma_commit();
 }
 
@@ -215,17 +269,20 @@ static __device__ __forceinline__ bool softmax_tile(const forward_consumer<S> &w
 }
 
 /* Tiles count .. end - 1, of which the first begins at key j. The product o += w v of a tile overlaps with
- * the weights of the next. */
-template <class S>
-static __device__ __forceinline__ void sweep_keys(const forward_consumer<S> &wg, int j, unsigned count,
-                                                  unsigned end)
+ * the weights of the next. ready: s are the products q . k of the first tile. */
+template <class S, int BLOCKS>
+static __device__ __forceinline__ void sweep_keys(const forward_consumer<S> &wg, float (&s)[BLOCKS][4],
+                                                  bool ready,
+                                                  weights_operand<1, BLOCKS / 2, typename S::type> &w, int j,
+                                                  unsigned count, unsigned end)
 {
-    float s[S::keys / 8][4], rescale[2], offset[2];
-    weights_operand<1, S::keys / 16, typename S::type> w;
-    ring_wait(wg.sm.key_ring, count);
-    issue_scores(wg, s, count);
-    wgmma_wait<0>();
-    wgmma_results(s);
+    float rescale[2], offset[2];
+    if (!ready) {
+        ring_wait(wg.sm.key_ring, count);
+        issue_scores<S::dim>(wg.query, s, wg.keys(count));
+        wgmma_wait<0>();
+        wgmma_results(s);
+    }
     decayed_scores(wg, s, j, count, offset);
     ring_release(wg.sm.key_ring, count);
     softmax_tile(wg, s, j, rescale, offset);
@@ -234,7 +291,7 @@ static __device__ __forceinline__ void sweep_keys(const forward_consumer<S> &wg,
     for (; count + 1 != end; count++) {
         ring_wait(wg.sm.key_ring, count + 1);
         ring_wait(wg.sm.value_ring, count);
-        issue_scores(wg, s, count + 1);
+        issue_scores<S::dim>(wg.query, s, wg.keys(count + 1));
         more_weights<S::columns>(wg.acc.o, w.part[0], wg.values(count));
         wgmma_commit();
         wgmma_wait<1>();
@@ -248,12 +305,38 @@ static __device__ __forceinline__ void sweep_keys(const forward_consumer<S> &wg,
         if (moves) rescale_sums(wg.acc, rescale);
         split_weights(w, s);
     }
-    ring_wait(wg.sm.value_ring, count);
-    multiply_weights<S::columns>(wg.acc.o, w.part[0], wg.values(count));
+}
+
+/* The product o += w v of the last tile. */
+template <class S, int STEPS>
+static __device__ __forceinline__ void finish_keys(const forward_consumer<S> &wg,
+                                                   const weights_operand<1, STEPS, typename S::type> &w,
+                                                   unsigned last)
+{
+    ring_wait(wg.sm.value_ring, last);
+    multiply_weights<S::columns>(wg.acc.o, w.part[0], wg.values(last));
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_results(wg.acc.o);
-    ring_release(wg.sm.value_ring, count);
+    ring_release(wg.sm.value_ring, last);
+}
+
+/* The same, and beside it the products s = q . k of the first tile of the next rows, whose queries are `query`. */
+template <class S, int BLOCKS>
+static __device__ __forceinline__ void finish_keys(const forward_consumer<S> &wg,
+                                                   const weights_operand<1, BLOCKS / 2, typename S::type> &w,
+                                                   unsigned last, const typename S::type *query,
+                                                   float (&s)[BLOCKS][4])
+{
+    ring_wait(wg.sm.key_ring, last + 1);
+    ring_wait(wg.sm.value_ring, last);
+    issue_scores<S::dim>(query, s, wg.keys(last + 1));
+    more_weights<S::columns>(wg.acc.o, w.part[0], wg.values(last));
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_results(s);
+    wgmma_results(wg.acc.o);
+    ring_release(wg.sm.value_ring, last);
 }
 
 /* The same with a probe, one tile after another, since there are no registers for two: the weights overlap
@@ -267,8 +350,8 @@ static __device__ __forceinline__ void sweep_probed(const forward_consumer<S> &w
         float s[S::keys / 8][4], t[S::keys / 8][4], rescale[2], offset[2];
         weights_operand<1, S::keys / 16, typename S::type> w, u;
         ring_wait(wg.sm.key_ring, count);
-        issue_scores(wg, s, count);
-        more_rows<S::dim>(t, wg.sm.probe[wg.index()], wg.keys(count), false);
+        issue_scores<S::dim>(wg.query, s, wg.keys(count));
+        more_rows<S::dim>(t, wg.probe, wg.keys(count), false);
         wgmma_commit();
         wgmma_wait<1>();
         wgmma_results(s);
@@ -279,9 +362,10 @@ static __device__ __forceinline__ void sweep_probed(const forward_consumer<S> &w
         ring_release(wg.sm.key_ring, count);
         if (!wg.unmasked(j)) mask_tile(t, wg.state(), j, wg.acc.centre); /* t may be NaN there */
         probe_weights(wg.acc, t, s, rescale);
-        if (moves) recentre_sums(wg.acc, t, s, rescale);
+        if (moves) recentre_sums(wg.acc, wg.state(), t, s, rescale);
         split_weights(w, s);
-        probe_operands(wg.acc, u, t);
+        if constexpr (given_forward_sums<S>::folded) fold_weights(wg.acc, wg.state(), t);
+        split_weights(u, t);
         ring_wait(wg.sm.value_ring, count);
         multiply_weights<S::columns>(wg.acc.o, w.part[0], wg.values(count));
         more_weights<S::columns>(wg.acc.b, u.part[0], wg.values(count));
@@ -316,6 +400,7 @@ struct output_rows {
     const row_pair &r;
     const local_saved &saved;
     int64_t line[2]; /* the rows of `saved` */
+    float fold[2];   /* of given_forward_sums */
     int column;
 };
 
@@ -340,7 +425,7 @@ static __device__ __forceinline__ void put_output_tile(const given_forward_sums<
     for (int row = 0; row < 2; row++) {
         const bool saves = a.saved && to.r.real[row];
         float unfold = 1;
-        if constexpr (given_forward_sums<S>::folded) unfold = 1 / sums.fold[row];
+        if constexpr (given_forward_sums<S>::folded) unfold = 1 / to.fold[row];
 #pragma unroll
         for (int n = 0; n < S::columns / 8; n++) {
             const int c = column_of(n, 0), at = to.column + c, e = 2 * row;
@@ -395,12 +480,13 @@ static __device__ __forceinline__ void put_outputs(const given_forward_sums<S> &
 template <class S>
 static __device__ __forceinline__ void epilogue(given_forward_sums<S> &sums, given_forward_shared<S> &sm,
                                                 const loam_problem &p, const loam_args &a,
-                                                const local_saved &saved, const row_block &block, int column)
+                                                const local_saved &saved, const row_block &block, int column,
+                                                unsigned stage)
 {
     const int w = threadIdx.x / THREADS;
     const row_state &state = sm.state[threadIdx.x];
     const row_pair r = row_pair_of(p, block);
-    output_rows to = { block, r, saved, {}, column };
+    output_rows to = { block, r, saved, {}, { state.fold[0], state.fold[1] }, column };
     given_row g[2];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
@@ -411,24 +497,14 @@ static __device__ __forceinline__ void epilogue(given_forward_sums<S> &sums, giv
         if (r.real[row] && column == 0) {
             put_given_row<S::probed>(p, a, saved, block, r, row, g[row], sums.centre[row]);
             put_given_probe<S::probed>(p, a, block, r, row, [&](int c) {
-                return sm.probe[S::probed ? w : 0][swizzled(r.at[row] % ROWS, c)];
+                return sm.probe[S::probed ? w : 0][stage][swizzled(r.at[row] % ROWS, c)];
             });
         }
     }
-    put_outputs(sums, sm.query[w], p, a, to, g);
+    put_outputs(sums, sm.query[w][stage], p, a, to, g);
 }
 
 /* ------------------------------------------------------------------ the kernel */
-
-/* The first and the last row that warpgroup w has; none where last < first. */
-struct row_span {
-    int64_t first, last;
-};
-
-static __device__ __forceinline__ row_span row_span_of(const row_block &block, int w)
-{
-    return { block.i0 + w * ROWS, block.i0 + min(block.rows, (w + 1) * ROWS) - 1 };
-}
 
 static __device__ __forceinline__ void row_state_begin(row_state &state, const loam_problem &p,
                                                        const row_block &block)
@@ -437,77 +513,96 @@ static __device__ __forceinline__ void row_state_begin(row_state &state, const l
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         state.lo[row] = r.lo[row], state.hi[row] = r.hi[row];
-        state.omega[row] = 0;
+        state.omega[row] = 0, state.fold[row] = 1;
     }
 }
 
-/* Of the `tiles` tiles of a block, those in which the rows of a warpgroup see keys: begin .. end - 1. All
- * these rows see keys unmasked_begin .. unmasked_end - 1. */
-struct tile_range {
-    int begin, end, tiles, unmasked_begin, unmasked_end;
+/* What a warpgroup knows between its blocks: s may be the products q . k of the first tile of the next rows. */
+template <class S> struct forward_position {
+    float s[S::keys / 8][4];
+    bool ready;
+    unsigned row_count, count; /* blocks and tiles so far */
 };
 
-template <int KEYS>
-static __device__ __forceinline__ tile_range tiles_of(const loam_problem &p, const row_block &block, int w)
+/* Whether the first tile of the rows after `rows` follows the last of these, and its products can be asked for
+ * together with the last of these. */
+template <class S>
+static __device__ __forceinline__ bool next_follows(given_forward_shared<S> &sm, const given_rows &rows,
+                                                    int w, unsigned row_count)
 {
-    const row_span span = row_span_of(block, w);
-    int64_t lo, hi, unmasked_begin, unmasked_end;
-    local_visible(&p, &block.s, span.first, &lo, &unmasked_end);
-    local_visible(&p, &block.s, span.last, &unmasked_begin, &hi);
-    tile_range range = { 0, 0, (block.last - block.first + KEYS - 1) / KEYS, (int)unmasked_begin,
-                         (int)unmasked_end };
-    if (span.first <= span.last && lo < hi) {
-        range.begin = ((int)lo - block.first) / KEYS;
-        range.end = ((int)hi - block.first + KEYS - 1) / KEYS;
-    }
-    return range;
+    if (S::row_stages == 1 || rows.range.end != rows.range.tiles) return false;
+    const given_rows &next = sm.rows[w][row_count % S::row_stages];
+    ring_wait(sm.row_ring[w], row_count);
+    return next.block.rows > 0 && next.range.begin == 0 && next.range.end > 0;
 }
 
-/* A consumer: warpgroup w computes rows 64 w .. 64 w + 63 of each block of rows. */
+/* The sweep over the keys of the rows that `rows` tells of. */
+template <class S>
+static __device__ __forceinline__ void sweep_rows(given_forward_shared<S> &sm, given_forward_sums<S> &sums,
+                                                  const loam_args &a, const given_rows &rows, int w,
+                                                  float scale2, forward_position<S> &at)
+{
+    const tile_range range = rows.range;
+    const unsigned begin = at.count + range.begin, end = at.count + range.end,
+                   stage = warp_uniform(at.row_count % S::row_stages);
+    skip_tiles(sm.key_ring, sm.value_ring, at.count, begin);
+    at.count += range.tiles;
+    if (begin != end) {
+        forward_consumer<S> wg = { sm,
+                                   sums,
+                                   sm.query[w][stage],
+                                   S::probed ? sm.probe[w][stage] : NULL,
+                                   scale2,
+                                   range.unmasked_begin,
+                                   range.unmasked_end,
+                                   NULL,
+                                   {} };
+        if constexpr (S::decayed) {
+            wg.decay_keys = decay_sums(a, rows.block.s, rows.block.h);
+            wg.decay_rows[0] = row_decay(wg.decay_keys, wg.state().hi[0]);
+            wg.decay_rows[1] = row_decay(wg.decay_keys, wg.state().hi[1]);
+        }
+        const int j = rows.block.first + range.begin * S::keys;
+        if constexpr (S::probed) {
+            sweep_probed(wg, j, begin, end);
+        } else {
+            weights_operand<1, S::keys / 16, typename S::type> weights;
+            sweep_keys(wg, at.s, at.ready, weights, j, begin, end);
+            at.ready = next_follows(sm, rows, w, at.row_count + 1);
+            if (at.ready)
+                finish_keys(wg, weights, end - 1,
+                            sm.query[w][warp_uniform((at.row_count + 1) % S::row_stages)], at.s);
+            else
+                finish_keys(wg, weights, end - 1);
+        }
+    }
+    skip_tiles(sm.key_ring, sm.value_ring, end, at.count);
+}
+
+/* A consumer: a warpgroup computes 64 rows of each block. */
 template <class S>
 static __device__ __forceinline__ void consume_rows(given_forward_shared<S> &sm, const loam_problem &p,
                                                     const loam_args &a, const local_saved &saved,
-                                                    unsigned blocks, int rows, float scale2)
+                                                    float scale2)
 {
-    const int w = threadIdx.x / THREADS;
-    unsigned row_count = 0, count = 0;
-    for_each_block(blocks, [&](unsigned n) {
+    const int w = warp_uniform(threadIdx.x / THREADS);
+    forward_position<S> at;
+    at.ready = false, at.count = 0;
+#pragma unroll 1
+    for (at.row_count = 0;; at.row_count++) {
+        const unsigned stage = warp_uniform(at.row_count % S::row_stages);
+        const given_rows &rows = sm.rows[w][stage];
+        ring_wait(sm.row_ring[w], at.row_count);
+        if (rows.block.rows == 0) break;
         given_forward_sums<S> sums;
         clear_forward_sums(sums);
-        {
-            const row_block block = given_block_at<S>(p, a, n, rows);
-            if (block.rows <= 0) return;
-            row_state_begin(sm.state[threadIdx.x], p, block);
-            const tile_range range = tiles_of<S::keys>(p, block, w);
-            const unsigned begin = count + range.begin, end = count + range.end;
-            count += range.tiles;
-            ring_wait(sm.row_ring[w], row_count);
-            skip_tiles(sm.key_ring, sm.value_ring, begin - range.begin, begin);
-            if (begin != end) {
-                forward_consumer<S> wg = { sm,   sums, scale2, range.unmasked_begin, range.unmasked_end,
-                                           NULL, {} };
-                if constexpr (S::decayed) {
-                    wg.decay_keys = decay_sums(a, block.s, block.h);
-                    wg.decay_rows[0] = row_decay(wg.decay_keys, wg.state().hi[0]);
-                    wg.decay_rows[1] = row_decay(wg.decay_keys, wg.state().hi[1]);
-                }
-                const int j = block.first + range.begin * S::keys;
-                if constexpr (S::probed)
-                    sweep_probed(wg, j, begin, end);
-                else
-                    sweep_keys(wg, j, begin, end);
-            }
-            skip_tiles(sm.key_ring, sm.value_ring, end, count);
-        }
-        /* Computed again, so that it takes no registers during the sweep. */
-        asm volatile("" : "+r"(n));
-        const row_block block = given_block_at<S>(p, a, n, rows);
+        row_state_begin(sm.state[threadIdx.x], p, rows.block);
+        sweep_rows(sm, sums, a, rows, w, scale2, at);
         warpgroup_sync(1 + w);
-        epilogue(sums, sm, p, a, saved, block, (int)(n % S::parts) * S::columns);
+        epilogue(sums, sm, p, a, saved, rows.block, rows.column, stage);
         fence_async_proxy();
-        ring_release(sm.row_ring[w], row_count);
-        row_count++;
-    });
+        ring_release(sm.row_ring[w], at.row_count);
+    }
 }
 
 template <class S>
@@ -530,7 +625,7 @@ __global__ void __launch_bounds__(S::threads, 1)
     }
     __syncthreads();
     if (threadIdx.x / THREADS == S::consumers) {
-        registers_release<S::producer_registers>();
+        registers_release<40>();
         if (threadIdx.x / 32 == S::consumers * 4) {
             produce_tiles(sm, p, a, maps, blocks, rows);
         } else if (threadIdx.x == S::consumers * THREADS + 32) {
@@ -539,8 +634,8 @@ __global__ void __launch_bounds__(S::threads, 1)
             if constexpr (S::decayed) produce_decay(sm, p, a, blocks, rows);
         }
     } else {
-        registers_acquire<S::registers>();
-        consume_rows(sm, p, a, saved, blocks, rows, scale2);
+        registers_acquire<232>();
+        consume_rows(sm, p, a, saved, scale2);
     }
 }
 

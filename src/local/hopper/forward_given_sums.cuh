@@ -17,14 +17,13 @@ template <class T, int DIM, bool PROBED, bool DECAYED> struct given_forward {
     /* Columns of the values. With a probe there are two accumulators of the outputs, and 128 columns of each are
      * all that fit registers: wider values take `parts` blocks of the same rows. */
     static constexpr int columns = PROBED && DIM > 128 ? 128 : DIM, parts = DIM / columns;
-    /* Warpgroups of 64 rows; as many as the registers of their sums leave room for. */
-    static constexpr int consumers = DIM == 64 && !PROBED ? 3 : 2;
-    static constexpr int registers = consumers == 3 ? 160 : 232,
-                         producer_registers = consumers == 3 ? 32 : 40;
+    static constexpr int consumers = 2; /* warpgroups of 64 rows */
     /* Keys of a tile. */
     static constexpr int keys = DIM > 128 || (PROBED && (DIM == 128 || is_half<T>)) ? 64 : 128;
     static constexpr int key_stages = DIM == 64 || (PROBED && DIM == 128) ? 4 : DIM == 192 ? 3 : 2;
     static constexpr int value_stages = PROBED && DIM > 128 ? 1 : key_stages;
+    /* Tiles of a warpgroup's rows; with two the next ones are copied during a block. */
+    static constexpr int row_stages = DIM == 64 || (DIM == 128 && !PROBED) ? 2 : 1;
     static constexpr int rows = consumers * ROWS;
     static constexpr int threads = (consumers + 1) * THREADS;
 };
@@ -36,6 +35,7 @@ template <class T, int DIM, bool PROBED, bool DECAYED> struct given_forward {
 struct row_state {
     int lo[2], hi[2];
     volatile float omega[2];
+    volatile float fold[2]; /* of given_forward_sums */
 };
 
 /* The running maximum of a row moves only where it grows by more than this, to base 2: sums are as exact
@@ -51,12 +51,12 @@ template <class S> constexpr float weight_raise = is_half<typename S::type> ? 7.
 /* Sums of a warpgroup's rows, named as in local/cuda/given.cuh: o is A, b is B, tsum is T. m is the running
  * maximum to base 2, that is of scale2 q . k, less weight_raise. omega and tsum are of the thread's columns.
  * With float16, w (t - c) may lie beyond its range: b is then B fold, where the power of two fold[row] <= 1
- * falls as they grow. */
+ * of row_state falls as they grow. */
 template <class S> struct given_forward_sums {
     static constexpr bool folded = S::probed && is_half<typename S::type>;
     float o[S::columns / TILE_SIDE][8][4];
     float b[S::probed ? S::columns / TILE_SIDE : 1][8][4];
-    float m[2], omega[2], centre[2], tsum[2], fold[2];
+    float m[2], omega[2], centre[2], tsum[2];
 };
 
 template <class S> static __device__ __forceinline__ void clear_forward_sums(given_forward_sums<S> &g)
@@ -68,7 +68,7 @@ template <class S> static __device__ __forceinline__ void clear_forward_sums(giv
     }
 #pragma unroll
     for (int row = 0; row < 2; row++)
-        g.m[row] = -INFINITY, g.omega[row] = 0, g.centre[row] = 0, g.tsum[row] = 0, g.fold[row] = 1;
+        g.m[row] = -INFINITY, g.omega[row] = 0, g.centre[row] = 0, g.tsum[row] = 0;
 }
 
 /* The mask: x of the tile from key j on becomes other[row] where the row does not see the key. */
@@ -163,8 +163,9 @@ static __device__ __forceinline__ void probe_weights(given_forward_sums<S> &g, f
 /* Scales the accumulators to the maximum that has moved. Where a row's maximum moved, its centre moves to the
  * mean of t so far, and with it B and w (t - c) of this tile. */
 template <class S, int BLOCKS>
-static __device__ __forceinline__ void recentre_sums(given_forward_sums<S> &g, float (&t)[BLOCKS][4],
-                                                     const float (&w)[BLOCKS][4], const float (&rescale)[2])
+static __device__ __forceinline__ void recentre_sums(given_forward_sums<S> &g, const row_state &state,
+                                                     float (&t)[BLOCKS][4], const float (&w)[BLOCKS][4],
+                                                     const float (&rescale)[2])
 {
     float shift[2];
 #pragma unroll
@@ -175,7 +176,7 @@ static __device__ __forceinline__ void recentre_sums(given_forward_sums<S> &g, f
         g.tsum[row] -= shift[row] * g.omega[row];
     }
     float lost[2] = { shift[0], shift[1] };
-    if constexpr (given_forward_sums<S>::folded) lost[0] *= g.fold[0], lost[1] *= g.fold[1];
+    if constexpr (given_forward_sums<S>::folded) lost[0] *= state.fold[0], lost[1] *= state.fold[1];
 #pragma unroll
     for (int n = 0; n < S::columns / TILE_SIDE; n++) {
         scale_rows(g.o[n], rescale);
@@ -195,47 +196,35 @@ static __device__ __forceinline__ void recentre_sums(given_forward_sums<S> &g, f
     }
 }
 
-/* The operands u of products with w (t - c): of t, which has them. With float16 they are w (t - c) fold, and fold
- * falls where these leave its range; whether it does depends on the row alone. */
-template <class S, int BLOCKS, class T>
-static __device__ __forceinline__ void probe_operands(given_forward_sums<S> &g,
-                                                      weights_operand<1, BLOCKS / 2, T> &u,
-                                                      float (&t)[BLOCKS][4])
+/* Brings t = w (t - c), which becomes a float16 operand, into its range: t becomes t fold, and fold falls where that
+ * is too large. Whether it does depends on the row alone. */
+template <class S, int BLOCKS>
+static __device__ __forceinline__ void fold_weights(given_forward_sums<S> &g, row_state &state,
+                                                    float (&t)[BLOCKS][4])
 {
-    if constexpr (!given_forward_sums<S>::folded) {
-        split_weights(u, t);
-        return;
-    }
-    if (__any_sync(0xffffffffu, g.fold[0] != 1 || g.fold[1] != 1)) scale_rows(t, g.fold);
-    split_weights(u, t);
-    __half2 top = { 0, 0 };
+    constexpr float most = 32768;
+    const float fold[2] = { state.fold[0], state.fold[1] };
+    float top[2] = { 0, 0 };
 #pragma unroll
-    for (int k = 0; k < BLOCKS / 2; k++) {
+    for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            __half2 pair;
-            memcpy(&pair, &u.part[0][k][e], sizeof pair);
-            top = __hmax2(top, __habs2(pair));
-        }
+        for (int e = 0; e < 4; e++)
+            top[e / 2] = fmaxf(top[e / 2], fabsf(t[n][e]));
     }
-    const __half most = __float2half_rn(32768.0f);
-    if (!__any_sync(0xffffffffu, __hgt(top.x, most) || __hgt(top.y, most))) return;
+    const bool folded = fold[0] != 1 || fold[1] != 1;
+    if (!__any_sync(0xffffffffu, folded || top[0] > most || top[1] > most)) return;
     float factor[2];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        float largest = 0;
-#pragma unroll
-        for (int n = 0; n < BLOCKS; n++)
-            largest = fmaxf(largest, fmaxf(fabsf(t[n][2 * row]), fabsf(t[n][2 * row + 1])));
-        largest = fminf(quad_max(largest), FLT_MAX);
-        /* Of the row's own rounded numbers; the largest becomes 2^10 to 2^11. */
-        factor[row] = __hgt(__float2half_rn(largest), most)
+        const float largest = fminf(quad_max(top[row]) * fold[row], FLT_MAX);
+        /* The largest becomes 2^10 to 2^11. */
+        factor[row] = largest > most
                           ? __uint_as_float((264u << 23) - (__float_as_uint(largest) & 0x7f800000u))
                           : 1;
-        g.fold[row] *= factor[row];
+        state.fold[row] = fold[row] * factor[row];
     }
-    scale_rows(t, factor);
-    split_weights(u, t);
+    const float both[2] = { fold[0] * factor[0], fold[1] * factor[1] };
+    scale_rows(t, both);
 #pragma unroll
     for (int n = 0; n < S::columns / TILE_SIDE; n++)
         scale_rows(g.b[n], factor);
