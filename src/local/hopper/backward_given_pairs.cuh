@@ -32,12 +32,14 @@ template <class T, int DIM, bool PROBED, bool SCALED, bool DECAYED, bool STAYS> 
     static constexpr int columns = shared_rows ? DIM / 2 : DIM;
     static constexpr int groups = shared_rows ? 1 : GIVEN_GROUPS, rows = groups * TILE_SIDE;
     /* Keys of a tile, as many as leave registers for the accumulators of 64 rows. */
-    static constexpr int keys = PROBED       ? DIM == 64 ? 64
-                                               : folded  ? 32
-                                                         : 48
-                                : DIM == 256 ? 48
-                                : DIM > 128  ? 64
-                                             : 128;
+    static constexpr int probed_keys = DIM == 64 ? 64
+                                       : folded  ? 32
+                                                 : 48,
+                         plain_keys = DIM == 256             ? 48
+                                      : DIM == 192           ? 64
+                                      : DIM == 128 && folded ? 96
+                                                             : 128,
+                         keys = PROBED ? probed_keys : plain_keys;
     static constexpr int blocks = keys / 8, steps = keys / 16;
     static constexpr int key_stages = DIM == 256 && !PROBED ? 2
                                       : DIM > 128           ? 3
