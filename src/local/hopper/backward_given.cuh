@@ -153,8 +153,12 @@ static __device__ __forceinline__ bool sweep_tiles(row_gradients<S> &f, scale_su
             clear_unseen(tile.g, rows, j);
             clear_unseen_probe(tile, rows, j);
         }
-        probe_score_gradients<S>(tile.s, tile.g, tile.u, sums, rows, decay, j);
-        if (make_operands(w, tile, by)) return true;
+        float squares[2];
+        probe_score_gradients<S>(tile.s, tile.g, tile.u, sums, rows, squares, decay, j);
+        const bool stops = S::folded && !within_half(tile, squares, by);
+        make_operands(w, tile);
+        if (stops) return true;
+        add_operands(f, w);
         issue_gradients(f, w, keys + own_columns<S>());
     }
     return false;
@@ -175,6 +179,7 @@ static __device__ __forceinline__ void sweep_rows(row_gradients<S> &f, scale_sum
         wgmma_wait<0>();
         wgmma_results(f);
         lower_lift(f, sums, rows, by);
+        add_operands(f, w);
         issue_gradients(f, w, sm.keys[count % S::key_stages] + own_columns<S>());
         wgmma_wait<0>();
         wgmma_results(f);
@@ -273,12 +278,8 @@ template <class S>
 static __device__ __forceinline__ void put_falls(const row_constants &rows, const loam_problem &p,
                                                  const row_arrays &arrays, const row_block &block, unsigned n)
 {
-    int fall = 0, probe = 0;
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        fall = max(fall, GIVEN_RAISE - (int)rows.lift[row]);
-        probe = max(probe, rows.most[row] < INFINITY ? ilogbf(rows.most[row]) + 1 : 0);
-    }
+    int fall = GIVEN_RAISE - (int)fminf(rows.lift[0], rows.lift[1]),
+        probe = rows.most2 > 1 && rows.most2 < INFINITY ? ilogbf(rows.most2) / 2 + 1 : 0;
     fall = __reduce_max_sync(0xffffffffu, fall), probe = __reduce_max_sync(0xffffffffu, probe);
     if (threadIdx.x % 32 != 0) return;
     const int64_t at = n / p.heads_q % p.batch * p.heads_kv + block.h_kv;

@@ -32,9 +32,7 @@ template <class T, int DIM, bool PROBED, bool SCALED, bool DECAYED, bool STAYS> 
     static constexpr int columns = shared_rows ? DIM / 2 : DIM;
     static constexpr int groups = shared_rows ? 1 : GIVEN_GROUPS, rows = groups * TILE_SIDE;
     /* Keys of a tile, as many as leave registers for the accumulators of 64 rows. */
-    static constexpr int probed_keys = DIM == 64 ? 64
-                                       : folded  ? 32
-                                                 : 48,
+    static constexpr int probed_keys = DIM == 64 ? 64 : 48,
                          plain_keys = DIM == 256             ? 48
                                       : DIM == 192           ? 64
                                       : DIM == 128 && folded ? 96
@@ -79,7 +77,7 @@ struct row_constants {
     float gbar[2], e[2];              /* do . vbar, do . (vbar - o) */
     float one_plus_tbar[2];           /* 1 + tbar, so that 1 - t = beside - rho . k */
     float lift[2];                    /* powers of 2 in p, which lse2 leaves out */
-    float most[2];                    /* the largest |1 - t| of the thread's columns */
+    float most2;                      /* at least the largest (1 - t)^2 of the thread's pairs */
     int lo[2], hi[2];                 /* keys lo .. hi - 1 are seen */
     int unmasked_begin, unmasked_end; /* all rows of the warpgroup see all keys between; */
     int last;                         /* no row sees keys from here on */
@@ -186,7 +184,7 @@ static __device__ __forceinline__ row_constants row_constants_of(const typename 
         const int line = r.at[row] % TILE_SIDE;
         const float gbar = grad_o_product<S>(grad_o, line, vbar[row], saved.vbar, at[row], p.dim_v);
         rows.lo[row] = r.lo[row], rows.hi[row] = r.hi[row];
-        rows.lift[row] = S::folded ? GIVEN_RAISE : 0, rows.most[row] = 0;
+        rows.lift[row] = S::folded ? GIVEN_RAISE : 0, rows.most2 = 0;
         rows.lse2[row] = rows.lse[row] * 1.44269504f - rows.lift[row];
         rows.gbar[row] = r.real[row] ? gbar : 0;
         rows.e[row] = 0;
@@ -255,8 +253,10 @@ template <class S, class DECAY, int BLOCKS, int PROBE_BLOCKS>
 static __device__ __forceinline__ void probe_score_gradients(float (&s)[BLOCKS][4], float (&g)[BLOCKS][4],
                                                              const float (&u)[PROBE_BLOCKS][4],
                                                              scale_sums &sum, row_constants &rows,
-                                                             const DECAY *decay, int j)
+                                                             float (&squares)[2], const DECAY *decay, int j)
 {
+    float beside2[2] = { 0, 0 }; /* sums cost less than maxima */
+    squares[0] = squares[1] = 0;
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
@@ -270,10 +270,11 @@ static __device__ __forceinline__ void probe_score_gradients(float (&s)[BLOCKS][
             g[n][e] = ds;
             if constexpr (S::probed) {
                 const float beside = rows.one_plus_tbar[row] - u[n][e];
-                if constexpr (S::folded) rows.most[row] = fmaxf(rows.most[row], fabsf(beside));
+                if constexpr (S::folded) beside2[row] += beside * beside, squares[row] += ds * ds;
                 ds = ds * beside + p * rows.e[row];
             }
             s[n][e] = ds;
+            if constexpr (S::folded) squares[row] += ds * ds;
             if constexpr (S::decayed) sum.total[row] += ds;
             if constexpr (S::scaled) {
                 const float y = seen ? clamp_score(x) - sum.middle[row] : 0;
@@ -284,6 +285,7 @@ static __device__ __forceinline__ void probe_score_gradients(float (&s)[BLOCKS][
             }
         }
     }
+    if constexpr (S::folded && S::probed) rows.most2 = fmaxf(rows.most2, fmaxf(beside2[0], beside2[1]));
 }
 
 /* Adds the weights, as rounded for the products, to sum[2 row] and sum[2 row + 1]. */
@@ -379,32 +381,50 @@ template <class S> struct tile_operands {
     weights_operand<1, S::steps, typename S::type> ds, error;
 };
 
-/* Makes the operands: of s, which is ds, and of g, which is p gam. True where float16 could not hold them:
- * they then are scaled by `by`, and what was summed before is not. */
+/* Makes the operands: of s, which is ds, and of g, which is p gam. */
 template <class S>
-static __device__ __forceinline__ bool make_operands(tile_operands<S> &w, tile_products<S> &tile,
-                                                     float (&by)[2])
+static __device__ __forceinline__ void make_operands(tile_operands<S> &w, const tile_products<S> &tile)
 {
     split_weights(w.ds, tile.s);
     if constexpr (S::probed) split_weights(w.error, tile.g);
-    if constexpr (S::folded && S::probed)
-        return fall_of_operands(by, w.ds, tile.s, w.error, tile.g, vote_barrier());
-    if constexpr (S::folded && !S::probed) return fall_of_operand(by, w.ds, tile.s, vote_barrier());
+}
+
+/* Sums the weights as rounded. */
+template <class S>
+static __device__ __forceinline__ void add_operands(row_gradients<S> &f, const tile_operands<S> &w)
+{
+    add_rounded(f.inner, w.ds);
+    if constexpr (S::probed) add_rounded(f.total, w.error);
+}
+
+/* With float16: are the operands of all rows of the warpgroup within its range? They are of numbers whose
+ * squares in this thread add up to `squares` in each row. Else s and g are scaled by `by`, where the row
+ * needs it. */
+template <class S>
+static __device__ __forceinline__ bool within_half(tile_products<S> &tile, const float (&squares)[2],
+                                                   float (&by)[2])
+{
+    constexpr float most = 0x1p30f;
+    if (!named_barrier_or<THREADS>(vote_barrier(), !(fmaxf(squares[0], squares[1]) < most / 4))) return true;
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float ds = row_largest(tile.s, row);
+        by[row] = quad_sum(squares[row]) < most
+                      ? 1
+                      : row_fall(S::probed ? fmaxf(ds, row_largest(tile.g, row)) : ds);
+    }
+    scale_rows(tile.s, by);
+    if constexpr (S::probed) scale_rows(tile.g, by);
     return false;
 }
 
-/* Issues dq += ds k and drho += p gam k, and sums their weights as rounded. `keys` are those of the
- * warpgroup's columns. */
+/* Issues dq += ds k and drho += p gam k. `keys` are those of the warpgroup's columns. */
 template <class S>
 static __device__ __forceinline__ void issue_gradients(row_gradients<S> &f, const tile_operands<S> &w,
                                                        const typename S::type *keys)
 {
-    add_rounded(f.inner, w.ds);
     multiply_weights<S::columns>(f.dq, w.ds.part[0], keys);
-    if constexpr (S::probed) {
-        add_rounded(f.total, w.error);
-        multiply_weights<S::columns>(f.drho, w.error.part[0], keys);
-    }
+    if constexpr (S::probed) multiply_weights<S::columns>(f.drho, w.error.part[0], keys);
     wgmma_commit();
 }
 

@@ -67,7 +67,8 @@ static __device__ __forceinline__ key_consumer<S> key_consumer_of(key_pass_share
                            (float)(p.scale * 1.4426950408889634),
                            by_max,
                            {},
-                           task.fold };
+                           task.fold,
+                           (float)p.scale / task.fold.dv };
     if constexpr (S::decayed) wg.decay.head = -1;
     return wg;
 }
@@ -97,7 +98,7 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
                 produce_tiles(sm, maps, task.block, task.v, task.t, block_count++, count);
             else
                 produce_terms<S, term_warps>(sm, p, a, arrays, directions, task.block, task.v, by_max,
-                                             task.fold.dk, task.t, turn, count);
+                                             task.fold, task.t, turn, count);
         });
         return;
     }

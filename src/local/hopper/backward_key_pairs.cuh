@@ -30,6 +30,7 @@ template <class S> struct key_consumer {
     bool by_max;
     key_decay<S::decayed> decay;
     key_folds fold;
+    float ds_scale; /* undoes the fold of dv in ds */
 
     __device__ __forceinline__ const T *tile(int which) const { return sm.stage[stage][which]; }
     __device__ __forceinline__ const T *lo_tile(int which) const
@@ -95,15 +96,16 @@ static __device__ __forceinline__ void key_weights(float (&s)[BLOCKS][4], const 
     }
 }
 
-/* The products k . rho become 1 - u. */
-template <int BLOCKS>
-static __device__ __forceinline__ void centre_probe(float (&u)[BLOCKS][4], const column_terms<BLOCKS> &unit)
+/* The products k . rho become 1 - u, with the fold of dv. */
+template <class S, int BLOCKS>
+static __device__ __forceinline__ void centre_probe(float (&u)[BLOCKS][4], const column_terms<BLOCKS> &unit,
+                                                    const key_consumer<S> &wg)
 {
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            u[n][e] = unit.at(n, e) - u[n][e];
+            u[n][e] = S::folded ? fmaf(u[n][e], -wg.fold.dv, unit.at(n, e)) : unit.at(n, e) - u[n][e];
     }
 }
 
@@ -141,17 +143,14 @@ static __device__ __forceinline__ void mask_pairs(float (&x)[BLOCKS][4], const k
 /* p (1 - u) as operand: the weights of do in dv, and of y in dk. */
 template <class S, int PARTS, int STEPS, int BLOCKS>
 static __device__ __forceinline__ void pack_effective_weights(
-    weights_operand<PARTS, STEPS, typename S::type> &effective, const key_scores<BLOCKS> &pairs,
-    const key_consumer<S> &wg)
+    weights_operand<PARTS, STEPS, typename S::type> &effective, const key_scores<BLOCKS> &pairs)
 {
     float w[BLOCKS][4];
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        for (int e = 0; e < 4; e++)
             w[n][e] = S::probed ? pairs.s[n][e] * pairs.u[n][e] : pairs.s[n][e];
-            if constexpr (S::folded && S::probed) w[n][e] *= wg.fold.dv;
-        }
     }
     split_weights(effective, w);
 }
@@ -167,7 +166,7 @@ static __device__ __forceinline__ void score_gradient(key_scores<BLOCKS> &pairs,
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const float p = pairs.s[n][e], error = pairs.e[n][e];
-            pairs.s[n][e] = S::probed ? p * wg.scale * (pairs.u[n][e] * error + own.at(n, e)) : p * error;
+            pairs.s[n][e] = S::probed ? p * wg.ds_scale * (pairs.u[n][e] * error + own.at(n, e)) : p * error;
             pairs.e[n][e] = -p * error;
         }
     }

@@ -119,13 +119,13 @@ static __device__ __forceinline__ void masked_tile(key_gradients<S> &sum, key_ru
     key_weights(pairs.s, terms_of(wg, TERM_LSE), wg);
     if constexpr (S::probed) {
         wgmma_results(pairs.u);
-        centre_probe(pairs.u, terms_of(wg, TERM_UNIT));
+        centre_probe(pairs.u, terms_of(wg, TERM_UNIT), wg);
     }
     centre_error(pairs.e, terms_of(wg, TERM_CENTRE), wg);
     mask_pairs(pairs.s, wg);
     mask_pairs(pairs.e, wg);
     if constexpr (S::probed) mask_pairs(pairs.u, wg);
-    pack_effective_weights(w, pairs, wg);
+    pack_effective_weights<S>(w, pairs);
     add_weighted<S::dim>(sum.dv, w, wg.tile(TILE_GRAD_O));
     if constexpr (S::solved)
         add_weighted<S::dim>(sum.dk, w, wg.tile(TILE_Y), PARTS == 2 ? wg.lo_tile(TILE_Y) : NULL);
@@ -191,9 +191,9 @@ static __device__ __forceinline__ void pipelined_tiles(key_gradients<S> &sum, ke
             term = terms_of(wg, TERM_UNIT);
             wgmma_wait<1>();
             wgmma_results(pairs.u);
-            centre_probe(pairs.u, term);
+            centre_probe(pairs.u, term, wg);
         }
-        pack_effective_weights(effective, pairs, wg);
+        pack_effective_weights<S>(effective, pairs);
         multiply_weights<S::dim>(sum.dv, effective.part[0], wg.tile(TILE_GRAD_O));
         if constexpr (S::solved) more_weights<S::dim>(sum.dk, effective.part[0], wg.tile(TILE_Y));
         wgmma_commit();

@@ -70,7 +70,7 @@ template <class S> struct weight_half {
         key_weights(pairs.s, terms_of(wg, TERM_LSE), wg);
         if constexpr (S::probed) {
             wgmma_results(pairs.u);
-            centre_probe(pairs.u, terms_of(wg, TERM_UNIT));
+            centre_probe(pairs.u, terms_of(wg, TERM_UNIT), wg);
         }
         if (!tile_whole<S::queries>(wg.v, wg.t.i, wg.j)) {
             mask_pairs(pairs.s, wg);
@@ -81,7 +81,7 @@ template <class S> struct weight_half {
         if constexpr (S::probed) give_pairs(wg.sm, S::exchanged - 1, pairs.u);
         exchange_given(wg.sm);
     }
-    __device__ __forceinline__ void pack(const key_consumer<S> &wg) { pack_effective_weights(w, pairs, wg); }
+    __device__ __forceinline__ void pack() { pack_effective_weights<S>(w, pairs); }
     __device__ __forceinline__ void issue_sums(const key_consumer<S> &wg, unsigned stage)
     {
         more_weights<S::dim>(sum, w.part[0], wg.sm.stage[stage][TILE_GRAD_O]);
@@ -113,7 +113,7 @@ template <class S> struct score_half {
         score_gradient(pairs, wg);
         add_decay_sums(wg, pairs.s);
     }
-    __device__ __forceinline__ void pack(const key_consumer<S> &)
+    __device__ __forceinline__ void pack()
     {
         split_weights(ds, pairs.s);
         if constexpr (S::probed) split_weights(error, pairs.e);
@@ -145,7 +145,7 @@ static __device__ __forceinline__ void consume_half(HALF &half, key_consumer<S> 
     half.issue_scores(wg);
     wgmma_wait<0>();
     half.finish_scores(wg, turn);
-    half.pack(wg);
+    half.pack();
 #pragma unroll 1
     for (;;) {
         const unsigned used = wg.count++, stage = wg.stage;
@@ -166,7 +166,7 @@ static __device__ __forceinline__ void consume_half(HALF &half, key_consumer<S> 
         wgmma_wait<0>();
         wgmma_results(half.sum);
         ring_release(wg.sm.ring, used);
-        half.pack(wg);
+        half.pack();
     }
 }
 

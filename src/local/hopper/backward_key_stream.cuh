@@ -92,7 +92,8 @@ static __device__ __forceinline__ key_folds key_folds_of(const loam_problem &p, 
     const int64_t sequence = n / p.heads_kv % p.batch, at = sequence * p.heads_kv + block.h_kv;
     const float scale = fabsf((float)p.scale);
     const int by_scale = S::probed && scale > 1 ? ilogbf(scale) + 1 : 0;
-    return { exp2f(-(float)(arrays.state[at] + by_scale)),
+    /* One more than the rows needed: products there have other rounding errors. */
+    return { exp2f(-(float)(arrays.state[at] + by_scale + 1)),
              exp2f(-(float)arrays.state[key_falls(p) / 2 + at]) };
 }
 
@@ -263,10 +264,11 @@ static __device__ __forceinline__ void produce_tiles(key_pass_shared<S> &sm, con
     }
 }
 
-/* TERM_LSE, centre, 1 + rho . kbar and e of a row; zeros beyond the sequence. */
+/* The first four terms of a row, with the folds; zeros beyond the sequence. */
 template <class S>
 static __device__ __forceinline__ float4 row_terms(const row_arrays &arrays, const key_directions &directions,
-                                                   int64_t row, bool real, bool two_parts, float fold)
+                                                   int64_t row, bool real, bool two_parts,
+                                                   const key_folds &fold)
 {
     if (!real) return make_float4(0, 0, 0, 0);
     /* the first words of row_scalars: lse, gbar, gbar_rest, rho_kbar; rho_rest, y_kbar, y_rest, e */
@@ -278,11 +280,10 @@ static __device__ __forceinline__ float4 row_terms(const row_arrays &arrays, con
         rho = centre.x, y = centre.y;
     }
     const float centre = a.y + a.z + (S::solved ? y : 0);
-    return make_float4(a.x * 1.44269504f - key_raise<typename S::type>, S::folded ? centre * fold : centre,
-                       1 + rho,
-                       !S::probed  ? 0
-                       : S::folded ? b.w * fold
-                                   : b.w);
+    const float4 terms = { a.x * 1.44269504f, centre, 1 + rho, S::probed ? b.w : 0 };
+    if (!S::folded) return terms;
+    return { terms.x - key_raise<typename S::type>, terms.y * fold.dk, terms.z * fold.dv,
+             terms.w * fold.dk * fold.dv };
 }
 
 /* A producer warp of terms: those of tiles `turn`, turn + TERM_WARPS, ... from this block's first on, since
@@ -292,8 +293,8 @@ template <class S, unsigned TERM_WARPS>
 static __device__ __forceinline__ void produce_terms(key_pass_shared<S> &sm, const loam_problem &p,
                                                      const loam_args &a, const row_arrays &arrays,
                                                      const key_directions &directions, const key_block &block,
-                                                     const key_view &v, bool by_max, float fold, tile_walk t,
-                                                     unsigned &turn, unsigned &count)
+                                                     const key_view &v, bool by_max, const key_folds &fold,
+                                                     tile_walk t, unsigned &turn, unsigned &count)
 {
     const int lane = threadIdx.x % 32;
     for (; t.left > 0; advance<S::queries>(t, block)) {
