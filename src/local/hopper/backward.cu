@@ -44,17 +44,17 @@ static loam_status clear_falls(const loam_problem *p, const loam_args *a, const 
 loam_status local_backward_hopper(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     if (!local_backward_hopper_reads(p, a)) return local_backward_cuda(p, a, error);
-    const bool half = p->dtype == LOAM_F16, wide = p->dim_qk > 128 || p->dim_v > 128;
+    const bool f16 = p->dtype == LOAM_F16, wide = p->dim_qk > 128 || p->dim_v > 128;
     arena pool = { (char *)a->work, 0 };
     const row_arrays rows = row_arrays_carve(p, &pool);
     void *const memory = (char *)a->work + pool.used;
-    if (half) TRY(clear_falls(p, a, &rows, error));
+    if (f16) TRY(clear_falls(p, a, &rows, error));
     TRY(p->mechanism == LOAM_LLA ? local_rows_solved_hopper(p, a, &rows, memory, error)
-        : half                   ? local_rows_given_half_hopper(p, a, &rows, error)
+        : f16                    ? local_rows_given_half_hopper(p, a, &rows, error)
                                  : local_rows_given_hopper(p, a, &rows, error));
-    TRY(wide   ? local_keys_shared_hopper(p, a, &rows, error)
-        : half ? local_keys_half_hopper(p, a, &rows, error)
-               : local_keys_hopper(p, a, &rows, memory, error));
+    TRY(wide  ? local_keys_shared_hopper(p, a, &rows, error)
+        : f16 ? local_keys_half_hopper(p, a, &rows, error)
+              : local_keys_hopper(p, a, &rows, memory, error));
     TRY(local_row_sums_cuda(p, a, &rows, error));
     return loam_succeed(error);
 }

@@ -138,35 +138,35 @@ template <class S> static __device__ __forceinline__ void begin_tile(key_consume
 
 /* All tiles, at least one. */
 template <class S, class HALF>
-static __device__ __forceinline__ void consume_half(HALF &half, key_consumer<S> &wg, const loam_args &a)
+static __device__ __forceinline__ void consume_half(HALF &part, key_consumer<S> &wg, const loam_args &a)
 {
     unsigned turn = 0;
     begin_tile(wg, a);
-    half.issue_scores(wg);
+    part.issue_scores(wg);
     wgmma_wait<0>();
-    half.finish_scores(wg, turn);
-    half.pack();
+    part.finish_scores(wg, turn);
+    part.pack();
 #pragma unroll 1
     for (;;) {
         const unsigned used = wg.count++, stage = wg.stage;
         advance<S::queries>(wg.t, wg.block);
         if (wg.t.left == 0) {
             wgmma_fence();
-            half.issue_sums(wg, stage);
+            part.issue_sums(wg, stage);
             wgmma_wait<0>();
-            wgmma_results(half.sum);
+            wgmma_results(part.sum);
             ring_release(wg.sm.ring, used);
             return;
         }
         begin_tile(wg, a);
-        half.issue_scores(wg);
-        half.issue_sums(wg, stage);
+        part.issue_scores(wg);
+        part.issue_sums(wg, stage);
         wgmma_wait<1>();
-        half.finish_scores(wg, ++turn);
+        part.finish_scores(wg, ++turn);
         wgmma_wait<0>();
-        wgmma_results(half.sum);
+        wgmma_results(part.sum);
         ring_release(wg.sm.ring, used);
-        half.pack();
+        part.pack();
     }
 }
 
@@ -174,14 +174,14 @@ template <class S> struct half_consumers {
     typedef S shape;
     static constexpr bool stays = false;
 
-    /* The block, from stage number `count` on: half a consumer is `half`. */
+    /* The block, from stage number `count` on: the consumer is part `part` of two. */
     static __device__ __forceinline__ void consume_block(key_pass_shared<S> &sm, const loam_problem &p,
                                                          const loam_args &a, const key_task<S> &task, bool,
-                                                         unsigned half, unsigned block_count, unsigned &count)
+                                                         unsigned part, unsigned block_count, unsigned &count)
     {
         key_consumer<S> wg = key_consumer_of(sm, p, task, false, 0, count);
         ring_wait(sm.key_ring, block_count);
-        if (half == 0) {
+        if (part == 0) {
             weight_half<S> weights;
             clear_sums<S::dim>(weights.sum);
             if (wg.t.left > 0) consume_half(weights, wg, a);
