@@ -92,8 +92,7 @@ static __device__ __forceinline__ key_folds key_folds_of(const loam_problem &p, 
     const int64_t sequence = n / p.heads_kv % p.batch, at = sequence * p.heads_kv + block.h_kv;
     const float scale = fabsf((float)p.scale);
     const int by_scale = S::probed && scale > 1 ? ilogbf(scale) + 1 : 0;
-    /* One more than the rows needed: products there have other rounding errors. */
-    return { exp2f(-(float)(arrays.state[at] + by_scale + 1)),
+    return { exp2f(-(float)(arrays.state[at] + by_scale)),
              exp2f(-(float)arrays.state[key_falls(p) / 2 + at]) };
 }
 
