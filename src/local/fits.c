@@ -16,7 +16,7 @@ loam_status local_cuda_fits(const loam_problem *p, loam_error *error)
 
 #define MAP_WORDS(member, words) words ", "
 
-/* What the kernels for Hopper take of each probe. Their tiles are multiples of 64 channels wide; up
+/* What the kernels for Hopper take of each pass and probe. Their tiles are multiples of 64 channels wide; up
  * to `widest`, channels that the arrays do not have read as 0. Where `widest` is 0, both dimensions are 64 or
  * 128. */
 typedef struct tile_limits {
@@ -26,8 +26,9 @@ typedef struct tile_limits {
 
 static tile_limits tile_limits_of(const loam_problem *p)
 {
-    const tile_limits given = { CUDA_MAX_DIM, true }, solved = { 0, false };
-    return p->mechanism == LOAM_LLA ? solved : given;
+    const tile_limits given = { CUDA_MAX_DIM, true }, solved_forward = { 128, false },
+                      solved_backward = { 0, false };
+    return p->mechanism != LOAM_LLA ? given : p->pass == LOAM_FORWARD ? solved_forward : solved_backward;
 }
 
 /* Scores there are products alone. */

@@ -455,16 +455,17 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const row_a
     return cuda_launched("given_rows_kernel_hopper", error);
 }
 
-/* Only bfloat16 in narrow tiles has instances that leave out the gradient of the scale where scores decay,
- * and that stay where sequences are short; with 128 channels there is no room for the rows of two blocks. */
+/* Where scores decay, only bfloat16 to 128 channels has instances that leave out the gradient of the scale.
+ * Thread blocks stay only with 64 channels: with more there is no room for the rows of two blocks. */
 template <class T, int DIM, bool PROBED, bool SCALED>
 static loam_status launch_decayed(const loam_problem *p, const loam_args *a, const row_arrays *rows,
                                   loam_error *error)
 {
-    constexpr bool all = !is_half<T> && DIM <= 128;
+    constexpr bool always_scaled = is_half<T> || DIM > 128;
     if (p->decay)
-        return launch<given_backward<T, DIM, PROBED, SCALED || !all, true, false>>(p, a, rows, error);
-    if constexpr (all && DIM == 64) {
+        return launch<given_backward<T, DIM, PROBED, SCALED || always_scaled, true, false>>(p, a, rows,
+                                                                                            error);
+    if constexpr (DIM == 64) {
         if (p->len_q <= GIVEN_SHORT)
             return launch<given_backward<T, DIM, PROBED, SCALED, false, true>>(p, a, rows, error);
     }

@@ -404,16 +404,6 @@ struct output_rows {
     int column;
 };
 
-/* Saves x and y of columns c and c + 1 of a row. */
-static __device__ __forceinline__ void save_pair(void *data, int64_t line, int c, int64_t columns, float x,
-                                                 float y)
-{
-    if (columns % 2 == 0 && c < columns)
-        *(float2 *)((float *)data + line * columns + c) = { x, y };
-    else
-        store_pair(data, LOAM_F32, line * columns, c, columns, x, y);
-}
-
 /* The outputs of a thread's rows into the tile of their queries; saves vbar and value_shift = vbar - o. */
 template <class S>
 static __device__ __forceinline__ void put_output_tile(const given_forward_sums<S> &sums,

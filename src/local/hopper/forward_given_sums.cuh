@@ -19,7 +19,7 @@ template <class T, int DIM, bool PROBED, bool DECAYED> struct given_forward {
     static constexpr int columns = PROBED && DIM > 128 ? 128 : DIM, parts = DIM / columns;
     static constexpr int consumers = 2; /* warpgroups of 64 rows */
     /* Keys of a tile. */
-    static constexpr int keys = DIM > 128 || (PROBED && (DIM == 128 || is_half<T>)) ? 64 : 128;
+    static constexpr int keys = DIM > 128 || (PROBED && DIM == 128) ? 64 : 128;
     static constexpr int key_stages = DIM == 64 || (PROBED && DIM == 128) ? 4 : DIM == 192 ? 3 : 2;
     static constexpr int value_stages = PROBED && DIM > 128 ? 1 : key_stages;
     /* Tiles of a warpgroup's rows; with two the next ones are copied during a block. */
@@ -196,34 +196,34 @@ static __device__ __forceinline__ void recentre_sums(given_forward_sums<S> &g, c
     }
 }
 
-/* Brings t = w (t - c), which becomes a float16 operand, into its range: t becomes t fold, and fold falls where that
- * is too large. Whether it does depends on the row alone. */
+/* Brings t = w (t - c), which becomes a float16 operand, into its range: t becomes t fold, and fold falls where
+ * that is too large. Whether it does depends on the row alone; squares find tiles where it may. */
 template <class S, int BLOCKS>
 static __device__ __forceinline__ void fold_weights(given_forward_sums<S> &g, row_state &state,
                                                     float (&t)[BLOCKS][4])
 {
     constexpr float most = 32768;
     const float fold[2] = { state.fold[0], state.fold[1] };
-    float top[2] = { 0, 0 };
+    float square[4] = { 0, 0, 0, 0 }, factor[2], both[2];
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            top[e / 2] = fmaxf(top[e / 2], fabsf(t[n][e]));
+            square[e] = fmaf(t[n][e], t[n][e], square[e]);
     }
-    const bool folded = fold[0] != 1 || fold[1] != 1;
-    if (!__any_sync(0xffffffffu, folded || top[0] > most || top[1] > most)) return;
-    float factor[2];
+    const float sum = square[0] + square[1] + square[2] + square[3];
+    if (!__any_sync(0xffffffffu, fold[0] != 1 || fold[1] != 1 || !(sum < most * most))) return;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        const float largest = fminf(quad_max(top[row]) * fold[row], FLT_MAX);
+        float top = 0;
+#pragma unroll
+        for (int n = 0; n < BLOCKS; n++)
+            top = fmaxf(top, fmaxf(fabsf(t[n][2 * row]), fabsf(t[n][2 * row + 1])));
+        top = fminf(quad_max(top) * fold[row], FLT_MAX);
         /* The largest becomes 2^10 to 2^11. */
-        factor[row] = largest > most
-                          ? __uint_as_float((264u << 23) - (__float_as_uint(largest) & 0x7f800000u))
-                          : 1;
-        state.fold[row] = fold[row] * factor[row];
+        factor[row] = top > most ? __uint_as_float((264u << 23) - (__float_as_uint(top) & 0x7f800000u)) : 1;
+        state.fold[row] = both[row] = fold[row] * factor[row];
     }
-    const float both[2] = { fold[0] * factor[0], fold[1] * factor[1] };
     scale_rows(t, both);
 #pragma unroll
     for (int n = 0; n < S::columns / TILE_SIDE; n++)

@@ -150,6 +150,7 @@ static __device__ __forceinline__ void save_rows(const block_system<DIM, DECAYED
     const loam_args &a = sys.a;
     const lane_vector vbar = sys.vector(VECTOR_VBAR), kbar = sys.vector(VECTOR_KBAR);
     const float key = sys.units.key, value = sys.units.value;
+    const int64_t dim_qk = sys.p.dim_qk;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const float unit = cg.unit[row] * own.unit[row] * power_inverse(key);
@@ -162,13 +163,11 @@ static __device__ __forceinline__ void save_rows(const block_system<DIM, DECAYED
             const float2 x = direction_pair<PARTS>(sys, n, 2 * row);
             const float2 rho = { unit * x.x, unit * x.y };
             const int c = column_of(n, 0), at = 4 * n + 2 * row;
-            if (a.rho.data) ((float *)a.rho.data)[to + c] = rho.x, ((float *)a.rho.data)[to + c + 1] = rho.y;
+            if (a.rho.data) store_pair(a.rho.data, LOAM_F32, to, c, dim_qk, rho.x, rho.y);
             if (a.saved) {
-                *(float2 *)((float *)saved.rho + line * DIM + c) = rho;
-                *(float2 *)((float *)saved.kbar + line * DIM + c) = { key * kbar.get(at),
-                                                                      key * kbar.get(at + 1) };
-                *(float2 *)((float *)saved.vbar + line * DIM + c) = { value * vbar.get(at),
-                                                                      value * vbar.get(at + 1) };
+                save_pair(saved.rho, line, c, dim_qk, rho.x, rho.y);
+                save_pair(saved.kbar, line, c, dim_qk, key * kbar.get(at), key * kbar.get(at + 1));
+                save_pair(saved.vbar, line, c, sys.p.dim_v, value * vbar.get(at), value * vbar.get(at + 1));
             }
         }
     }
@@ -209,7 +208,7 @@ static __device__ __forceinline__ void put_output(const block_system<DIM, DECAYE
                 out[c] = value * (mean - unit[row] * (sums[n / 8][n % 8][e + c] - total[row] * mean));
                 bad[row] += out[c] * 0;
             }
-            if (sys.r.real[row]) store_bf16_pair(to[row] + column_of(n, 0), out[0], out[1]);
+            if (sys.r.real[row]) store_bf16_columns(to[row], column_of(n, 0), sys.p.dim_v, out[0], out[1]);
         }
     }
     error[0] = error2[0], error[1] = error2[1];

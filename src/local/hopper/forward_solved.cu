@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Local Linear Attention forward on Hopper: the passes of local/cuda/forward_solved.cu, for bf16, dot scores
- * that may decay but have no other bias, and head dimensions 64 and 128. A thread block is one warpgroup with
- * 64 rows. Operands of products are fp16: three bits more a part than bf16, which the keys of trained models
+ * that may decay but have no other bias, and head dimensions to 128: tiles are 64 or 128 channels wide, and
+ * channels that the arrays do not have are 0. A thread block is one warpgroup with 64 rows. Operands of products are fp16: three bits more a part than bf16, which the keys of trained models
  * need.
  *
  * Blocks whose rows see many keys have directions and weights in one part each, which leaves a residual of
@@ -307,8 +307,8 @@ template <int DIM> static loam_status launch(const loam_problem *p, const loam_a
     const heavy_work heavy = heavy_work_carve(p, &pool);
     qkv_maps maps;
     TRY(query_map_make(&maps.q, p, &a->q, p->dim_qk, TILE_SIDE, error));
-    TRY(key_map_make(&maps.k, p, &copy.keys, p->dim_qk, TILE_SIDE, error));
-    TRY(key_map_make(&maps.v, p, &copy.values, p->dim_v, TILE_SIDE, error));
+    TRY(key_map_make(&maps.k, p, &copy.keys, DIM, TILE_SIDE, error));
+    TRY(key_map_make(&maps.v, p, &copy.values, DIM, TILE_SIDE, error));
     TRY(solve_work_clear(&work, a, error));
     TRY(half_copy_make(&copy, p, a, error));
     if (p->decay) {
@@ -339,5 +339,5 @@ bool local_solved_hopper_reads(const loam_problem *p, const loam_args *a)
 
 loam_status local_solved_hopper(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    return p->dim_qk == 64 ? launch<64>(p, a, error) : launch<128>(p, a, error);
+    return local_padded_dim(p) == 64 ? launch<64>(p, a, error) : launch<128>(p, a, error);
 }

@@ -22,6 +22,7 @@ struct copy_tokens {
     const __nv_bfloat16 *from;
     __half *to;
     int64_t sequence, h, from_stride, count;
+    int channels; /* of the source; the copy has 0 beyond them */
     bool values;
 };
 
@@ -46,7 +47,7 @@ static __device__ __forceinline__ copy_tokens copy_tokens_of(const half_copy &co
     x.count = left < COPY_TOKENS ? left : COPY_TOKENS;
     x.from = (const __nv_bfloat16 *)from.data + LOCAL_AT(from, s.b, x.h, s.k0 + first);
     x.to = (__half *)to.data + LOCAL_AT(to, s.b, x.h, s.k0 + first);
-    x.from_stride = from.token;
+    x.from_stride = from.token, x.channels = (int)(x.values ? p.dim_v : p.dim_qk);
     return x;
 }
 
@@ -62,9 +63,18 @@ template <int DIM> struct copy_pieces {
 #pragma unroll
         for (int n = 0; n < most; n++) {
             const int t = first + n * step;
-            words[n] = t < x.count ? *(const uint4 *)(x.from + t * x.from_stride + channel)
-                                   : make_uint4(0, 0, 0, 0);
+            words[n] = t < x.count ? piece(x.from + t * x.from_stride, x.channels) : make_uint4(0, 0, 0, 0);
         }
+    }
+    /* The piece of a row of this many channels. */
+    __device__ __forceinline__ uint4 piece(const __nv_bfloat16 *row, int channels) const
+    {
+        if (channel + PIECE <= channels) return *(const uint4 *)(row + channel);
+        uint32_t part[PIECE / 2] = {};
+#pragma unroll
+        for (int c = 0; c < PIECE; c++)
+            if (channel + c < channels) part[c / 2] |= ((const uint16_t *)row)[channel + c] << c % 2 * 16;
+        return make_uint4(part[0], part[1], part[2], part[3]);
     }
     __device__ __forceinline__ int token(int n) const { return first + n * step; }
     __device__ __forceinline__ void unpack(float2 (&pair)[4], int n) const
@@ -151,14 +161,14 @@ __global__ void __launch_bounds__(COPY_THREADS)
 static loam_const_view copy_view(const loam_problem *p, const void *data)
 {
     const int64_t tokens = extents_of(p).keys;
-    return loam_dense(data, p->heads_kv, tokens, p->dim_qk);
+    return loam_dense(data, p->heads_kv, tokens, local_padded_dim(p));
 }
 
 half_copy half_copy_carve(const loam_problem *p, const solve_work *work, arena *pool)
 {
     const extents n = extents_of(p);
     const size_t elements = size_mul(size_mul((size_t)n.batch, (size_t)n.keys),
-                                     (size_t)p->heads_kv * (size_t)p->dim_qk);
+                                     (size_t)p->heads_kv * (size_t)local_padded_dim(p));
     half_copy out;
     out.span = work->span;
     out.k = (__half *)arena_take(pool, elements, sizeof(__half));
@@ -171,8 +181,9 @@ loam_status half_copy_make(const half_copy *copy, const loam_problem *p, const l
                            loam_error *error)
 {
     const int64_t blocks = head_pieces(*p) * 2 * p->heads_kv * p->batch;
-    auto *const find = p->dim_qk == 64 ? half_span_kernel<64> : half_span_kernel<128>;
-    auto *const convert = p->dim_qk == 64 ? half_copy_kernel<64> : half_copy_kernel<128>;
+    const bool narrow = local_padded_dim(p) == 64;
+    auto *const find = narrow ? half_span_kernel<64> : half_span_kernel<128>;
+    auto *const convert = narrow ? half_copy_kernel<64> : half_copy_kernel<128>;
     TRY(cuda_launch("half_span_kernel", find, blocks, COPY_THREADS, 0, a->stream, false, error, *copy, *p,
                     *a));
     return cuda_launch("half_copy_kernel", convert, blocks, COPY_THREADS, 0, a->stream, true, error, *copy,

@@ -449,7 +449,7 @@ static loam_status solve_all(const loam_problem *p, const loam_args *a, const lo
                              const solve_work *work, const half_copy *copy, const heavy_work *heavy,
                              const qkv_maps *maps, loam_error *error)
 {
-    auto *const waves = p->dim_qk == 64
+    auto *const waves = local_padded_dim(p) == 64
                             ? p->decay ? solve_waves<ADJOINT, 64, true> : solve_waves<ADJOINT, 64, false>
                         : p->decay ? solve_waves<ADJOINT, 128, true>
                                    : solve_waves<ADJOINT, 128, false>;

@@ -728,15 +728,17 @@ enum { RESIDENT_TILES = 2, RESIDENT_LENGTH = 512 };
 template <int DIM>
 static __device__ __forceinline__ bool is_resident(const loam_problem &p, const row_block &block)
 {
-    return DIM == TILE_SIDE && p.dim_qk == TILE_SIDE && !p.decay && p.ridge_axes != LOAM_RIDGE_CHANNEL &&
-           block.s.nk <= RESIDENT_LENGTH && key_tiles(block) <= RESIDENT_TILES;
+    return DIM == TILE_SIDE && p.dim_qk == TILE_SIDE && p.dim_v == TILE_SIDE && !p.decay &&
+           p.ridge_axes != LOAM_RIDGE_CHANNEL && block.s.nk <= RESIDENT_LENGTH &&
+           key_tiles(block) <= RESIDENT_TILES;
 }
 
 /* Whether blocks of the problem may be such ones, and whether all are. */
 static inline bool may_be_resident(const loam_problem *p, const loam_args *a)
 {
     const bool may_be_short = p->len_kv <= RESIDENT_LENGTH || sequence_packed(p) || a->lens_kv;
-    return p->dim_qk == TILE_SIDE && !p->decay && p->ridge_axes != LOAM_RIDGE_CHANNEL && may_be_short;
+    return p->dim_qk == TILE_SIDE && p->dim_v == TILE_SIDE && !p->decay &&
+           p->ridge_axes != LOAM_RIDGE_CHANNEL && may_be_short;
 }
 static inline bool all_resident(const loam_problem *p, const loam_args *a)
 {

@@ -27,6 +27,29 @@ static __device__ __forceinline__ void store_bf16_pair(__nv_bfloat16 *to, float 
         to[0] = pair.x, to[1] = pair.y;
 }
 
+/* The same of columns c and c + 1 of a row, which has `columns`. */
+static __device__ __forceinline__ void store_bf16_columns(__nv_bfloat16 *row, int c, int64_t columns, float x,
+                                                          float y)
+{
+    if (c + 1 < columns)
+        store_bf16_pair(row + c, x, y);
+    else if (c < columns)
+        row[c] = __float2bfloat16_rn(x);
+}
+
+/* Stores x and y as columns c and c + 1 of row `line` of `data`, whose rows are dense and have `columns`. */
+static __device__ __forceinline__ void save_pair(void *data, int64_t line, int c, int64_t columns, float x,
+                                                 float y)
+{
+    float *to = (float *)data + line * columns + c;
+    if (columns % 2 == 0) {
+        if (c < columns) *(float2 *)to = { x, y };
+    } else {
+        if (c < columns) to[0] = x;
+        if (c + 1 < columns) to[1] = y;
+    }
+}
+
 /* Tells the compiler that x is the same in all lanes: descriptors made from x then cost the lanes nothing. */
 static __device__ __forceinline__ unsigned warp_uniform(unsigned x)
 {
