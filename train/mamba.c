@@ -74,7 +74,7 @@ loam_status mamba_backward(const mixing *mix, const mixer_layer *layer, loam_err
     const columns in = columns_of(mix, value[ACTIVE_IN], value[ACTIVE_IN_CONV]);
     const columns din = columns_of(mix, g[ACTIVE_IN], g[ACTIVE_IN_CONV]);
     op->rms_norm_back(on, g[ACTIVE_NORMED], none, array_gradient(layer, ROLE_HEAD_GAIN), g[ACTIVE_Y],
-                      value[ACTIVE_NORMED], value[ACTIVE_O_NORM], array_of(layer, ROLE_HEAD_GAIN), false);
+                      value[ACTIVE_NORMED], value[ACTIVE_O_NORM], array_of(layer, ROLE_HEAD_GAIN), none);
     op->output_gate_back(on, g[ACTIVE_O], din.z, g[ACTIVE_NORMED], value[ACTIVE_O], in.z);
     const loam_status status = mixing_attend(mix, layer, LOAM_BACKWARD, error);
     if (status) return status;

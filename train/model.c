@@ -404,12 +404,12 @@ static void norm(const train_model *m, matrix y, matrix stats, matrix x, const p
 }
 
 static void norm_back(const train_model *m, matrix dx, matrix operand, matrix g, matrix x, matrix stats,
-                      const parameter *gain, const parameter *bias, bool add)
+                      const parameter *gain, const parameter *bias, matrix base)
 {
     if (bias)
-        m->on.op->layer_norm_back(&m->on, dx, operand, gain->g, bias->g, g, x, stats, gain->x, add);
+        m->on.op->layer_norm_back(&m->on, dx, operand, gain->g, bias->g, g, x, stats, gain->x, base);
     else
-        m->on.op->rms_norm_back(&m->on, dx, operand, gain->g, g, x, stats, gain->x, add);
+        m->on.op->rms_norm_back(&m->on, dx, operand, gain->g, g, x, stats, gain->x, base);
 }
 
 static void enter(train_model *m, const train_batch *b)
@@ -426,11 +426,11 @@ static void enter(train_model *m, const train_batch *b)
 static void enter_back(train_model *m, const train_batch *b)
 {
     const ops *op = m->on.op;
-    if (m->places && m->places->g.data) op->add_positions_back(&m->on, m->places->g, m->de);
+    if (m->places && m->places->g.data) op->add_positions_back(&m->on, m->places->g, m->de_operand);
     if (!m->into->g.data) return;
     if (m->words > 0 && m->logits != m->into) op->clear_rows(&m->on, m->into->g, m->words, 0);
     if (m->words > 0)
-        op->embed_back(&m->on, m->into->g, m->de, tokens_of(m, b), m->order);
+        op->embed_back(&m->on, m->into->g, m->de_operand, tokens_of(m, b), m->order);
     else
         op->product(&m->on, m->into->g, b->there.x, m->de_operand, PRODUCT_A_TRANSPOSED);
 }
@@ -458,6 +458,12 @@ static matrix operand_of_de(const train_model *m)
 static bool is_last(const train_model *m, int64_t l)
 {
     return l == m->shape.layers - 1 && !m->mix.options.mlp;
+}
+
+/* Where layer l leaves the gradient of what it reads. Of the first layer it is read as an operand alone. */
+static matrix de_before(const train_model *m, int64_t l)
+{
+    return l == 0 && !is_last(m, l) && operand_of_de(m).data ? none : m->de;
 }
 
 /* What the norm before an MLP reads. */
@@ -531,7 +537,7 @@ static void mlp_norm_back(const train_model *m, int64_t l)
 {
     const mixer_layer *layer = &m->layer[l];
     norm_back(m, m->de, operand_of_de(m), m->mix.gradient[ACTIVE_MLP_X], mlp_reads(m, l),
-              layer->value[ACTIVE_MLP_NORM], layer->array[ROLE_MLP_GAIN], layer->array[ROLE_MLP_BIAS], true);
+              layer->value[ACTIVE_MLP_NORM], layer->array[ROLE_MLP_GAIN], layer->array[ROLE_MLP_BIAS], m->de);
 }
 
 static void last_forward(train_model *m, const train_batch *b, int64_t l)
@@ -601,8 +607,8 @@ static loam_status layer_backward(train_model *m, const train_batch *b, int64_t 
     const loam_status status = mixer_backward(m->of[l], layer, error);
     if (status) return status;
     if (mlp && parallel) mlp_norm_back(m, l);
-    norm_back(m, m->de, operand_of_de(m), g[ACTIVE_X], m->e[l], layer->value[ACTIVE_X_NORM],
-              layer->array[ROLE_GAIN], layer->array[ROLE_NORM_BIAS], !last);
+    norm_back(m, de_before(m, l), operand_of_de(m), g[ACTIVE_X], m->e[l], layer->value[ACTIVE_X_NORM],
+              layer->array[ROLE_GAIN], layer->array[ROLE_NORM_BIAS], last ? none : m->de);
     if (last) m->on.op->scatter_add(&m->on, m->de, operand_of_de(m), m->dfound, at_of(m, b));
     return LOAM_OK;
 }
@@ -621,7 +627,7 @@ static void judge_words(train_model *m, const train_batch *b, bool back)
                             m->out, m->dout);
     if (back)
         norm_back(m, m->dfound, m->everywhere ? operand_of_de(m) : none, m->dnormed, m->found, m->norm,
-                  m->last, m->last_bias, false);
+                  m->last, m->last_bias, none);
 }
 
 static void judge_regression(train_model *m, const train_batch *b, bool back)

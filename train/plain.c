@@ -180,7 +180,7 @@ static void backward_stream(const mixing *mix, const mixer_layer *layer, int i)
         op->rms_norm_back(mix->on, stream_heads(mix, g[ACTIVE_Q_SILU + i], i), none,
                           array_gradient(layer, gains[i]), stream_heads(mix, g[ACTIVE_Q_NORMED + i], i),
                           stream_heads(mix, value[ACTIVE_Q_SILU + i], i), value[ACTIVE_Q_NORM + i],
-                          array_of(layer, gains[i]), false);
+                          array_of(layer, gains[i]), none);
     if (has_stage(mix, STAGE_SILU, i))
         op->silu_back(mix->on, g[ACTIVE_Q_CONV + i], g[ACTIVE_Q_SILU + i], value[ACTIVE_Q_CONV + i]);
     if (has_stage(mix, STAGE_CONV, i))
@@ -299,7 +299,7 @@ static void backward_output(const mixing *mix, const mixer_layer *layer)
     if (mix->row->head_norm)
         op->rms_norm_back(mix->on, by_heads(mix, g[ACTIVE_O]), none, array_gradient(layer, ROLE_HEAD_GAIN),
                           by_heads(mix, g[ACTIVE_NORMED]), by_heads(mix, value[ACTIVE_O]),
-                          value[ACTIVE_O_NORM], array_of(layer, ROLE_HEAD_GAIN), false);
+                          value[ACTIVE_O_NORM], array_of(layer, ROLE_HEAD_GAIN), none);
 }
 
 loam_status plain_forward(const mixing *mix, const mixer_layer *layer, loam_error *error)

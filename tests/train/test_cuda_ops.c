@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-enum { SKIPPED = 77, MOST = 10, WORDS = 11, RUNS = 5, PAD = 8 };
+enum { SKIPPED = 77, MOST = 11, WORDS = 11, RUNS = 5, PAD = 8 };
 
 static const matrix none = { 0 };
 
@@ -63,15 +63,17 @@ CASE(rms_norm) { on->op->rms_norm(on, X(0), X(1), X(2), X(3), EPS); }
 CASE(rms_norm_back)
 {
     on->op->rms_norm(on, X(0), X(1), X(2), X(3), EPS);
-    on->op->rms_norm_back(on, X(4), none, X(5), X(6), X(2), X(1), X(3), false);
-    on->op->rms_norm_back(on, X(7), X(9), X(8), X(6), X(2), X(1), X(3), true);
+    on->op->rms_norm_back(on, X(4), none, X(5), X(6), X(2), X(1), X(3), none);
+    on->op->rms_norm_back(on, none, X(10), X(8), X(6), X(2), X(1), X(3), X(7));
+    on->op->rms_norm_back(on, X(7), X(9), X(8), X(6), X(2), X(1), X(3), X(7));
 }
 CASE(layer_norm) { on->op->layer_norm(on, X(0), X(1), X(2), X(3), X(4), EPS); }
 CASE(layer_norm_back)
 {
     on->op->layer_norm(on, X(0), X(1), X(2), X(3), X(3), EPS);
-    on->op->layer_norm_back(on, X(4), none, X(5), X(6), X(7), X(2), X(1), X(3), false);
-    on->op->layer_norm_back(on, X(8), X(9), X(5), X(6), X(7), X(2), X(1), X(3), true);
+    on->op->layer_norm_back(on, X(4), none, X(5), X(6), X(7), X(2), X(1), X(3), none);
+    on->op->layer_norm_back(on, none, X(10), X(5), X(6), X(7), X(2), X(1), X(3), X(8));
+    on->op->layer_norm_back(on, X(8), X(9), X(5), X(6), X(7), X(2), X(1), X(3), X(8));
 }
 CASE(unit) { on->op->unit(on, X(0), X(1)); }
 CASE(unit_back) { on->op->unit_back(on, X(0), X(1), X(2)); }
@@ -173,9 +175,14 @@ CASE(embed_back)
 {
     on->op->order_tokens(on, in->order, in->tokens, X(1).models, X(1).rows, X(0).rows);
     on->op->embed_back(on, X(0), X(1), in->tokens, in->order);
+    on->op->embed_back(on, X(0), X(2), in->tokens, in->order);
 }
 CASE(add_positions) { on->op->add_positions(on, X(0), X(1)); }
-CASE(add_positions_back) { on->op->add_positions_back(on, X(0), X(1)); }
+CASE(add_positions_back)
+{
+    on->op->add_positions_back(on, X(0), X(1));
+    on->op->add_positions_back(on, X(2), X(3));
+}
 CASE(gather) { on->op->gather(on, X(0), X(1), in->at); }
 CASE(scatter) { on->op->scatter(on, X(0), X(1), in->at); }
 CASE(put_rows) { on->op->put_rows(on, X(0), X(1), in->at); }
@@ -262,9 +269,9 @@ static const op_case cases[] = {
     OP_CASE(column_sums, 2, V, F),
     OP_CASE(column_sums_all, 4, V, F, F, R),
     OP_CASE(rms_norm, 4, F, R, F32, V),
-    OP_CASE(rms_norm_back, 10, F, R, F32, V, F32, V, F32, F32, V, F),
+    OP_CASE(rms_norm_back, 11, F, R, F32, V, F32, V, F32, F32, V, F, F),
     OP_CASE(layer_norm, 5, F, { FULL, TWO, WIDE }, F32, V, V),
-    OP_CASE(layer_norm_back, 10, F, { FULL, TWO, WIDE }, F32, V, F32, V, V, F32, F32, F),
+    OP_CASE(layer_norm_back, 11, F, { FULL, TWO, WIDE }, F32, V, F32, V, V, F32, F32, F, F),
     OP_CASE(unit, 2, F, F),
     OP_CASE(unit_back, 3, F, F, F),
     OP_CASE(silu, 2, F, F),
@@ -298,9 +305,9 @@ static const op_case cases[] = {
             F32),
     OP_CASE(embed, 4, F32, { TABLE, FULL, WIDE }, F32, { TABLE, FULL, WIDE }),
     OP_CASE(copies, 4, F, V, F32, V),
-    OP_CASE(embed_back, 2, { TABLE, FULL, WIDE }, F32),
+    OP_CASE(embed_back, 3, { TABLE, FULL, WIDE }, F32, F),
     OP_CASE(add_positions, 2, { LIST, FULL, WIDE }, F32),
-    OP_CASE(add_positions_back, 2, F32, { LIST, FULL, WIDE }),
+    OP_CASE(add_positions_back, 4, F32, { LIST, FULL, WIDE }, F32, { LIST, FULL, OPERAND }),
     OP_CASE(gather, 2, F32, { LIST, FULL, WIDE }),
     OP_CASE(scatter, 2, { LIST, FULL, WIDE }, F32),
     OP_CASE(put_rows, 2, { LIST, FULL, OPERAND }, F),

@@ -81,9 +81,9 @@ static void norm_back(const machine *on, const matrix *dx, matrix g, matrix y, c
     matrix r = room_of_rows(on, x[0]);
     on->op->rms_norm(on, y, r, x[0], x[1], EPS);
     on->op->combine(on, y, 0.25, g, 0, g);
-    on->op->rms_norm_back(on, dx[0], none, dx[1], y, x[0], r, x[1], false);
+    on->op->rms_norm_back(on, dx[0], none, dx[1], y, x[0], r, x[1], none);
     on->op->combine(on, y, 0.75, g, 0, g);
-    on->op->rms_norm_back(on, dx[0], none, dx[1], y, x[0], r, x[1], true);
+    on->op->rms_norm_back(on, dx[0], none, dx[1], y, x[0], r, x[1], dx[0]);
     on->op->combine(on, dx[1], 4.0 / 3, dx[1], 0, dx[1]);
     free(r.data);
 }
@@ -102,9 +102,9 @@ static void layer_norm_back(const machine *on, const matrix *dx, matrix g, matri
     matrix stats = room_of_stats(on, x[0]);
     on->op->layer_norm(on, y, stats, x[0], x[1], x[2], EPS);
     on->op->combine(on, y, 0.25, g, 0, g);
-    on->op->layer_norm_back(on, dx[0], none, dx[1], dx[2], y, x[0], stats, x[1], false);
+    on->op->layer_norm_back(on, dx[0], none, dx[1], dx[2], y, x[0], stats, x[1], none);
     on->op->combine(on, y, 0.75, g, 0, g);
-    on->op->layer_norm_back(on, dx[0], none, dx[1], dx[2], y, x[0], stats, x[1], true);
+    on->op->layer_norm_back(on, dx[0], none, dx[1], dx[2], y, x[0], stats, x[1], dx[0]);
     on->op->combine(on, dx[1], 4.0 / 3, dx[1], 0, dx[1]);
     on->op->combine(on, dx[2], 4.0 / 3, dx[2], 0, dx[2]);
     free(stats.data);

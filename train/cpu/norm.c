@@ -25,24 +25,25 @@ void REAL(rms_norm)(const machine *on, matrix y, matrix r, matrix x, matrix gain
 
 /* With g' = g gain and y = x r: dx = r (g' - y mean(g' y)). */
 void REAL(rms_norm_back)(const machine *on, matrix dx, matrix operand, matrix dgain, matrix g, matrix x,
-                         matrix r, matrix gain, bool add)
+                         matrix r, matrix gain, matrix base)
 {
+    const matrix out = dx.data ? dx : operand;
     PARALLEL_ROWS(n, x)
     {
         const real *from = ROW(x, x, n), *by = row_of(gain, n / x.rows, 0), *down = ROW(g, x, n);
-        const real scale = *ROW(r, x, n);
-        real *to = ROW(dx, x, n), along = 0;
+        const real scale = *ROW(r, x, n), *more = base.data ? ROW(base, x, n) : NULL;
+        real *to = ROW(out, x, n), along = 0;
 #pragma omp simd reduction(+ : along)
         for (int64_t c = 0; c < x.width; c++)
             along += down[c] * by[c] * from[c];
         along *= scale * scale / (real)x.width;
         for (int64_t c = 0; c < x.width; c++) {
             const real d = scale * (down[c] * by[c] - from[c] * along);
-            to[c] = add ? to[c] + d : d;
+            to[c] = more ? more[c] + d : d;
         }
     }
     REAL(column_sums)(on, dgain, g, x, r);
-    if (operand.data) REAL(copy)(on, operand, dx);
+    if (dx.data && operand.data) REAL(copy)(on, operand, dx);
 }
 
 static real mean_of(const real *x, int64_t count)
@@ -76,14 +77,14 @@ void REAL(layer_norm)(const machine *on, matrix y, matrix stats, matrix x, matri
 /* With g' = g gain and y = (x - mean x) r: dx = r (g' - mean(g') - y mean(g' y)), dgain = sum g y,
  * dbias = sum g. */
 void REAL(layer_norm_back)(const machine *on, matrix dx, matrix operand, matrix dgain, matrix dbias, matrix g,
-                           matrix x, matrix stats, matrix gain, bool add)
+                           matrix x, matrix stats, matrix gain, matrix base)
 {
-    const matrix none = { 0 };
+    const matrix none = { 0 }, out = dx.data ? dx : operand;
     PARALLEL_ROWS(n, x)
     {
         const real *from = ROW(x, x, n), *by = row_of(gain, n / x.rows, 0), *down = ROW(g, x, n);
-        const real *kept = ROW(stats, x, n);
-        real *to = ROW(dx, x, n), along = 0, whole = 0;
+        const real *kept = ROW(stats, x, n), *more = base.data ? ROW(base, x, n) : NULL;
+        real *to = ROW(out, x, n), along = 0, whole = 0;
 #pragma omp simd reduction(+ : along, whole)
         for (int64_t c = 0; c < x.width; c++) {
             whole += down[c] * by[c];
@@ -92,7 +93,7 @@ void REAL(layer_norm_back)(const machine *on, matrix dx, matrix operand, matrix 
         whole /= (real)x.width;
         along /= (real)x.width;
         for (int64_t c = 0; c < x.width; c++)
-            to[c] = (add ? to[c] : 0) +
+            to[c] = (more ? more[c] : 0) +
                     kept[0] * (down[c] * by[c] - whole - (from[c] * kept[0] - kept[1]) * along);
     }
     /* sum g x r, less sum g (r mean x). */
@@ -100,7 +101,7 @@ void REAL(layer_norm_back)(const machine *on, matrix dx, matrix operand, matrix 
     REAL(column_sums)(on, dgain, g, x, stats);
     REAL(combine)(on, dgain, 1, dgain, -1, dbias);
     REAL(column_sums)(on, dbias, g, none, none);
-    if (operand.data) REAL(copy)(on, operand, dx);
+    if (dx.data && operand.data) REAL(copy)(on, operand, dx);
 }
 
 static real inverse_length(const real *x, int64_t count)

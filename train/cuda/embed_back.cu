@@ -19,50 +19,70 @@ static __device__ float *part_of(float *parts, const sorted &s, int piece, int w
     return parts + (((int64_t)blockIdx.z * s.pieces + piece) * 2 + which) * width;
 }
 
+template <int N> static __device__ __forceinline__ void add_to(float *sum, const float *x)
+{
+#pragma unroll
+    for (int e = 0; e < N; e++)
+        sum[e] += x[e];
+}
+
+/* A part, as an array of float32 that has no other row. */
+static __device__ view view_of_part(float *part) { return { (char *)part, 0, 0, 1, false }; }
+
+/* The columns of a thread: N from here on. */
+template <int N> static __device__ __forceinline__ int first_column()
+{
+    return ((int)blockIdx.y * (int)blockDim.x + (int)threadIdx.x) * N;
+}
+
 /* parts [models][pieces][2][width]: the sums of a first run that began before the piece, and of a last one
  * that goes on behind it; a run through all of the piece is its first. */
+template <int N>
 static __global__ void __launch_bounds__(WORD_THREADS)
     runs_kernel(view table, float *parts, view g, sorted s, int width)
 {
     const int first = (int)blockIdx.x * PIECE, count = min(PIECE, s.count - first);
-    const int c = (int)blockIdx.y * WORD_THREADS + (int)threadIdx.x, m = (int)blockIdx.z;
+    const int c = first_column<N>(), m = (int)blockIdx.z;
     const int *key = s.key + (int64_t)m * s.count + first, *row = s.row + (int64_t)m * s.count + first;
     __shared__ int keys[PIECE + 1], rows[PIECE];
-    for (int n = (int)threadIdx.x; n <= PIECE; n += WORD_THREADS) {
+    for (int n = (int)threadIdx.x; n <= PIECE; n += (int)blockDim.x) {
         keys[n] = first + n < s.count ? key[n] : -1;
         if (n < count) rows[n] = row[n];
     }
     __syncthreads();
     if (c >= width) return;
     bool began = first == 0 || key[-1] != keys[0];
-    float sum = 0;
+    float sum[N] = {};
     for (int n = 0; n < count; n += AHEAD) {
-        float x[AHEAD] = {}, before[AHEAD] = {}; /* what the table has of a word whose run ends here */
+        float x[AHEAD][N] = {}, before[AHEAD][N] = {}; /* what the table has of a word whose run ends here */
 #pragma unroll
         for (int k = 0; k < AHEAD; k++) {
             const int at = n + k;
             if (at >= count) continue;
-            fetch<1>(&x[k], g, m, rows[at], c);
-            if (keys[at + 1] != keys[at]) fetch<1>(&before[k], table, m, keys[at], c);
+            fetch<N>(x[k], g, m, rows[at], c);
+            if (keys[at + 1] != keys[at]) fetch<N>(before[k], table, m, keys[at], c);
         }
 #pragma unroll
         for (int k = 0; k < AHEAD; k++) {
             const int at = n + k;
             if (at >= count) break;
-            widen<1>(&x[k], g);
-            sum += x[k];
+            widen<N>(x[k], g);
+            add_to<N>(sum, x[k]);
             const bool goes_on = keys[at + 1] == keys[at];
             if (goes_on && at + 1 < count) continue;
             if (!began) {
-                part_of(parts, s, (int)blockIdx.x, 0, width)[c] = sum;
+                store<N>(view_of_part(part_of(parts, s, (int)blockIdx.x, 0, width)), 0, 0, c, sum);
             } else if (goes_on) {
-                part_of(parts, s, (int)blockIdx.x, 1, width)[c] = sum;
+                store<N>(view_of_part(part_of(parts, s, (int)blockIdx.x, 1, width)), 0, 0, c, sum);
             } else {
-                widen<1>(&before[k], table);
-                sum += before[k];
-                store<1>(table, m, keys[at], c, &sum);
+                widen<N>(before[k], table);
+                add_to<N>(sum, before[k]);
+                store<N>(table, m, keys[at], c, sum);
             }
-            sum = 0, began = true;
+#pragma unroll
+            for (int e = 0; e < N; e++)
+                sum[e] = 0;
+            began = true;
         }
     }
 }
@@ -82,23 +102,26 @@ static __device__ int piece_after(const int *keys, const sorted &s, int piece, i
 }
 
 /* The runs that begin in a piece and end in a later one. */
+template <int N>
 static __global__ void __launch_bounds__(WORD_THREADS)
     across_kernel(view table, float *parts, sorted s, int width)
 {
-    const int piece = (int)blockIdx.x, first = piece * PIECE, next = first + PIECE;
-    const int c = (int)blockIdx.y * WORD_THREADS + (int)threadIdx.x;
+    const int piece = (int)blockIdx.x, first = piece * PIECE, next = first + PIECE, c = first_column<N>();
     const int *keys = s.key + (int64_t)blockIdx.z * s.count;
     if (next >= s.count || c >= width) return;
     const int key = keys[next - 1];
     if (keys[next] != key || (keys[first] == key && first > 0 && keys[first - 1] == key)) return;
     const int end = piece_after(keys, s, piece, key);
-    float sum = part_of(parts, s, piece, 1, width)[c], before;
+    float sum[N], x[N];
+    load<N>(sum, view_of_part(part_of(parts, s, piece, 1, width)), 0, 0, c);
 #pragma unroll 8
-    for (int other = piece + 1; other < end; other++)
-        sum += part_of(parts, s, other, 0, width)[c];
-    load<1>(&before, table, blockIdx.z, key, c);
-    sum += before;
-    store<1>(table, blockIdx.z, key, c, &sum);
+    for (int other = piece + 1; other < end; other++) {
+        load<N>(x, view_of_part(part_of(parts, s, other, 0, width)), 0, 0, c);
+        add_to<N>(sum, x);
+    }
+    load<N>(x, table, blockIdx.z, key, c);
+    add_to<N>(sum, x);
+    store<N>(table, blockIdx.z, key, c, sum);
 }
 
 extern "C" size_t gpu_order_bytes(int64_t models, int64_t rows) { return sort_bytes(models, rows); }
@@ -115,19 +138,31 @@ extern "C" void cuda_order_tokens(const machine *on, void *order, numbers tokens
     gpu_check(gpu, cudaEventRecord(gpu->joined, gpu->side), "order_tokens");
 }
 
+template <int N>
+static void sum_words(const machine *on, const view &table, float *parts, const view &g, const sorted &s,
+                      int64_t width, int64_t models)
+{
+    const int64_t columns = (width + N - 1) / N;
+    const unsigned whole = (unsigned)(columns + 31) / 32 * 32, most = WORD_THREADS;
+    const unsigned threads = whole < most ? whole : most;
+    const dim3 grid((unsigned)s.pieces, (unsigned)(columns + threads - 1) / threads, (unsigned)models);
+    runs_kernel<N><<<grid, threads, 0, on->gpu->stream>>>(table, parts, g, s, (int)width);
+    across_kernel<N><<<grid, threads, 0, on->gpu->stream>>>(table, parts, s, (int)width);
+    gpu_launched(on, "embed_back");
+}
+
 extern "C" void cuda_embed_back(const machine *on, matrix dtable, matrix g, numbers tokens, const void *order)
 {
     const int64_t pieces = (g.rows + PIECE - 1) / PIECE;
     const sorted s = { sorted_keys(order), sorted_rows(order, g.models, g.rows), (int)g.rows, (int)pieces };
-    float *part = (float *)gpu_scratch(on->gpu, (size_t)(g.models * pieces * 2 * g.width) * sizeof *part);
+    float *parts = (float *)gpu_scratch(on->gpu, (size_t)(g.models * pieces * 2 * g.width) * sizeof *parts);
     (void)tokens;
-    if (!part) return;
-    const dim3 grid((unsigned)pieces, (unsigned)((g.width + WORD_THREADS - 1) / WORD_THREADS),
-                    (unsigned)g.models);
+    if (!parts) return;
     view table = view_of(dtable), from = view_of(g);
     table.row = dtable.row, from.row = g.row;
     gpu_check(on->gpu, cudaStreamWaitEvent(on->gpu->stream, on->gpu->joined, 0), "embed_back");
-    runs_kernel<<<grid, WORD_THREADS, 0, on->gpu->stream>>>(table, part, from, s, (int)g.width);
-    across_kernel<<<grid, WORD_THREADS, 0, on->gpu->stream>>>(table, part, s, (int)g.width);
-    gpu_launched(on, "embed_back");
+    if (g.width % 4 == 0 && view_aligned(table) && view_aligned(from))
+        sum_words<4>(on, table, parts, from, s, g.width, g.models);
+    else
+        sum_words<1>(on, table, parts, from, s, g.width, g.models);
 }

@@ -303,10 +303,9 @@ static __device__ void write_sums(float *partial, const float *sums, int width, 
 
 /* The arrays of a backward. */
 typedef struct norm_back_views {
-    view dx, operand, g, x, stats, gain;
+    view dx, operand, g, x, stats, gain, base;
     norm_shape s;
     int rows; /* of a block */
-    bool add;
 } norm_back_views;
 
 /* Few enough that they keep a GPU busy, and else so many that little is left to sum over blocks. */
@@ -325,7 +324,7 @@ template <int N, int PACKS> struct row_packs {
             const int c = (k * v.s.lanes + lane) * N;
             if (c >= v.s.width) continue;
             fetch<N>(x[k], v.x, m, i, c), fetch<N>(g[k], v.g, m, i, c);
-            if (v.add) fetch<N>(to[k], v.dx, m, i, c);
+            fetch<N>(to[k], v.base, m, i, c);
         }
     }
     /* What was read, as float32. */
@@ -333,7 +332,7 @@ template <int N, int PACKS> struct row_packs {
     {
 #pragma unroll
         for (int k = 0; k < PACKS; k++)
-            widen<N>(x[k], v.x), widen<N>(g[k], v.g), widen<N>(to[k], v.dx);
+            widen<N>(x[k], v.x), widen<N>(g[k], v.g), widen<N>(to[k], v.base);
     }
 
     /* `along` = mean(g' y), `whole` = mean(g'). */
@@ -376,7 +375,7 @@ template <int N, int PACKS> struct norm_sums {
 /* With g' = g gain and y = x r - shift: dx = r (g' - mean(g') - y mean(g' y)); RMSNorm, whose stats are r
  * alone, has neither shift nor mean(g'). dgain = sum g y, dbias = sum g. */
 template <int N, int PACKS, bool CENTRED>
-static __global__ void __launch_bounds__(NORM_THREADS)
+static __global__ void __launch_bounds__(NORM_THREADS, PACKS == 1 && !CENTRED ? 3 : 1)
     norm_back_kernel(norm_back_views v, float *dgain, float *dbias)
 {
     constexpr int ROWS = PACKS == 1 ? ROWS_AT_ONCE : 1;
@@ -432,13 +431,12 @@ template <int N, bool CENTRED> static auto norm_back_kernel_of(const norm_shape 
 
 template <bool CENTRED>
 static void norm_back(const machine *on, matrix dx, matrix operand, matrix dgain, matrix dbias, matrix g,
-                      matrix x, matrix stats, matrix gain, bool add)
+                      matrix x, matrix stats, matrix gain, matrix base)
 {
-    norm_back_views v = { view_of(dx), view_of(operand),      view_of(g),
-                          view_of(x),  view_of(stats),        view_of(gain),
-                          {},          rows_of_block(x.rows), add };
+    norm_back_views v = { view_of(dx),   view_of(operand), view_of(g), view_of(x),           view_of(stats),
+                          view_of(gain), view_of(base),    {},         rows_of_block(x.rows) };
     const bool four = x.width % 4 == 0 && view_aligned(v.dx) && view_aligned(v.operand) &&
-                      view_aligned(v.g) && view_aligned(v.x) && view_aligned(v.gain);
+                      view_aligned(v.g) && view_aligned(v.x) && view_aligned(v.gain) && view_aligned(v.base);
     const norm_shape s = v.s = shape_of(x, four);
     const dim3 grid = grid_of(x, v.rows);
     const int64_t chunks = grid.x;
@@ -457,13 +455,13 @@ static void norm_back(const machine *on, matrix dx, matrix operand, matrix dgain
 }
 
 extern "C" void cuda_rms_norm_back(const machine *on, matrix dx, matrix operand, matrix dgain, matrix g,
-                                   matrix x, matrix r, matrix gain, bool add)
+                                   matrix x, matrix r, matrix gain, matrix base)
 {
-    norm_back<false>(on, dx, operand, dgain, none, g, x, r, gain, add);
+    norm_back<false>(on, dx, operand, dgain, none, g, x, r, gain, base);
 }
 
 extern "C" void cuda_layer_norm_back(const machine *on, matrix dx, matrix operand, matrix dgain, matrix dbias,
-                                     matrix g, matrix x, matrix stats, matrix gain, bool add)
+                                     matrix g, matrix x, matrix stats, matrix gain, matrix base)
 {
-    norm_back<true>(on, dx, operand, dgain, dbias, g, x, stats, gain, add);
+    norm_back<true>(on, dx, operand, dgain, dbias, g, x, stats, gain, base);
 }
