@@ -23,13 +23,14 @@ struct tile_range {
     int begin, end, tiles, unmasked_begin, unmasked_end;
 };
 
-/* What warpgroup w does next. The thread that copies its rows says so in shared memory: 64-bit divisions would take
- * consumers a microsecond. No rows: there are no more blocks. */
-struct given_rows {
+/* A block of rows, as one thread of the producers tells all others: its 64-bit divisions take a microsecond. No
+ * rows: there are no more blocks. */
+template <class S> struct given_task {
     row_block block;
-    tile_range range;
+    tile_range range[S::consumers];
     int column; /* the first of its columns of o */
 };
+enum { TASKS = 2 };
 
 template <class S> struct given_forward_shared {
     typedef typename S::type T;
@@ -39,8 +40,8 @@ template <class S> struct given_forward_shared {
     T keys[S::key_stages][S::dim * S::keys], values[S::value_stages][S::columns * S::keys];
     ring_barriers<S::key_stages> key_ring;
     ring_barriers<S::value_stages> value_ring;
-    given_rows rows[S::consumers][S::row_stages];
-    row_block next; /* what the thread that fills `rows` is about to say there */
+    given_task<S> task[TASKS];
+    ring_barriers<TASKS> task_ring;
     ring_barriers<S::row_stages> row_ring[S::consumers];
     uint64_t tail;
     row_state state[S::consumers * THREADS];
@@ -90,8 +91,8 @@ static __device__ __forceinline__ tile_range tiles_of(const loam_problem &p, con
 
 /* ------------------------------------------------------------------ copies */
 
-/* The producer thread of rows: what each warpgroup does, its queries and probes, when it has released those
- * before. */
+/* The producer thread of rows: tells all others of each block, and copies queries and probes for each warpgroup
+ * when it has released those before. */
 template <class S>
 static __device__ __forceinline__ void produce_rows(given_forward_shared<S> &sm, const loam_problem &p,
                                                     const loam_args &a, const given_forward_maps &maps,
@@ -100,28 +101,43 @@ static __device__ __forceinline__ void produce_rows(given_forward_shared<S> &sm,
     constexpr unsigned bytes = (S::probed ? 2 : 1) * S::dim * ROWS * 2;
     unsigned count = 0;
     for_each_block(blocks, [&](unsigned n) {
-        sm.next = given_block_at<S>(p, a, n, rows);
+        given_task<S> &task = sm.task[count % TASKS];
+        barrier_wait(&sm.task_ring.empty[count % TASKS], count / TASKS % 2 ^ 1);
+        task.block = given_block_at<S>(p, a, n, rows);
         asm volatile("" ::: "memory"); /* no registers for it */
-        const row_block &block = sm.next;
+        const row_block &block = task.block;
         if (block.rows <= 0) return;
-        const unsigned stage = count % S::row_stages;
 #pragma unroll 1
-        for (int w = 0; w < S::consumers; w++) {
-            uint64_t *full = &sm.row_ring[w].full[stage];
-            barrier_wait(&sm.row_ring[w].empty[stage], count / S::row_stages % 2 ^ 1);
-            sm.rows[w][stage] = { block, tiles_of<S::keys>(p, block, w), (int)(n % S::parts) * S::columns };
-            barrier_expect(full, bytes);
-            const int token = (int)(block.s.q0 + block.i0) + w * ROWS, h = (int)block.h, b = (int)block.s.b;
+        for (int w = 0; w < S::consumers; w++)
+            task.range[w] = tiles_of<S::keys>(p, block, w);
+        task.column = (int)(n % S::parts) * S::columns;
+        barrier_arrive(&sm.task_ring.full[count % TASKS]);
+        const int h = (int)block.h, b = (int)block.s.b, stage = count % S::row_stages;
+        int token = (int)(block.s.q0 + block.i0);
+#pragma unroll 1
+        for (int w = 0; w < S::consumers; w++, token += ROWS) {
+            uint64_t *full = ring_acquire(sm.row_ring[w], count, bytes);
             load_tile<S::dim>(sm.query[w][stage], maps.q, full, token, h, b);
             if (S::probed) load_tile<S::dim>(sm.probe[w][stage], maps.probe, full, token, h, b);
         }
         count++;
     });
-    for (int w = 0; w < S::consumers; w++) {
-        const unsigned stage = count % S::row_stages;
-        barrier_wait(&sm.row_ring[w].empty[stage], count / S::row_stages % 2 ^ 1);
-        sm.rows[w][stage].block.rows = 0;
-        barrier_arrive(&sm.row_ring[w].full[stage]);
+    barrier_wait(&sm.task_ring.empty[count % TASKS], count / TASKS % 2 ^ 1);
+    sm.task[count % TASKS].block.rows = 0;
+    barrier_arrive(&sm.task_ring.full[count % TASKS]);
+}
+
+/* Calls use(block, column) for each block in turn, with its first column of o: the loop of the other producer
+ * warps. */
+template <class S, class F>
+static __device__ __forceinline__ void for_each_task(given_forward_shared<S> &sm, F use)
+{
+    for (unsigned count = 0;; count++) {
+        const given_task<S> &task = sm.task[count % TASKS];
+        ring_wait(sm.task_ring, count);
+        if (task.block.rows == 0) break;
+        use(task.block, task.column);
+        ring_release(sm.task_ring, count);
     }
 }
 
@@ -141,16 +157,13 @@ template <int DIM, int KEYS, class T> static __device__ __forceinline__ void cle
  * sequence, anything), which weights of 0 do not cancel. So the last tile of values completes on `tail`
  * first; the warp clears the rows beyond the last key and then arrives at the full barrier. */
 template <class S>
-static __device__ __forceinline__ void produce_tiles(given_forward_shared<S> &sm, const loam_problem &p,
-                                                     const loam_args &a, const given_forward_maps &maps,
-                                                     unsigned blocks, int rows)
+static __device__ __forceinline__ void produce_tiles(given_forward_shared<S> &sm,
+                                                     const given_forward_maps &maps)
 {
     constexpr unsigned key_bytes = S::dim * S::keys * 2, value_bytes = S::columns * S::keys * 2;
     const bool first = threadIdx.x % 32 == 0;
     unsigned count = 0, tails = 0;
-    for_each_block(blocks, [&](unsigned n) {
-        const row_block block = given_block_at<S>(p, a, n, rows);
-        const int column = (int)(n % S::parts) * S::columns;
+    for_each_task(sm, [&](const row_block &block, int column) {
         for (int j = block.first; j < block.last; j += S::keys, count++) {
             const unsigned stage = count % S::value_stages;
             const int64_t token = block.s.k0 + j;
@@ -184,12 +197,10 @@ static __device__ __forceinline__ void produce_tiles(given_forward_shared<S> &sm
 /* The producer warp of decays: fills the relative_decay of each tile of keys, and each lane arrives at the
  * full barrier of its stage. */
 template <class S>
-static __device__ __forceinline__ void produce_decay(given_forward_shared<S> &sm, const loam_problem &p,
-                                                     const loam_args &a, unsigned blocks, int rows)
+static __device__ __forceinline__ void produce_decay(given_forward_shared<S> &sm, const loam_args &a)
 {
     unsigned count = 0;
-    for_each_block(blocks, [&](unsigned n) {
-        const row_block block = given_block_at<S>(p, a, n, rows);
+    for_each_task(sm, [&](const row_block &block, int) {
         const local_decay_pair *const sums = decay_sums(a, block.s, block.h);
         for (int j = block.first; j < block.last; j += S::keys, count++) {
             const relative_decay_keys<S::keys> keys(sums, j, block.last);
@@ -394,75 +405,99 @@ static __device__ __forceinline__ void skip_tiles(ring_barriers<KEY_STAGES> &key
 
 /* ------------------------------------------------------------------ results */
 
-/* Where the results of a block go: its columns begin at `column` of o. */
-struct output_rows {
-    const row_block &block;
-    const row_pair &r;
-    const local_saved &saved;
-    int64_t line[2]; /* the rows of `saved` */
-    float fold[2];   /* of given_forward_sums */
-    int column;
-};
-
-/* The outputs of a thread's rows into the tile of their queries; saves vbar and value_shift = vbar - o. */
+/* The sums of the thread's rows become vbar, in o, and value_shift = vbar - o, in b. */
 template <class S>
-static __device__ __forceinline__ void put_output_tile(const given_forward_sums<S> &sums,
-                                                       typename S::type *tile, const loam_problem &p,
-                                                       const loam_args &a, const output_rows &to,
-                                                       const given_row (&g)[2])
+static __device__ __forceinline__ void finish_sums(given_forward_sums<S> &sums, const row_state &state,
+                                                   const given_row (&g)[2])
 {
+    const float inverse[2] = { g[0].inverse, g[1].inverse };
 #pragma unroll
-    for (int row = 0; row < 2; row++) {
-        const bool saves = a.saved && to.r.real[row];
-        float unfold = 1;
-        if constexpr (given_forward_sums<S>::folded) unfold = 1 / to.fold[row];
+    for (int n = 0; n < S::columns / TILE_SIDE; n++)
+        scale_rows(sums.o[n], inverse);
+    if constexpr (S::probed) {
+        float unfold[2] = { inverse[0], inverse[1] };
+        if constexpr (given_forward_sums<S>::folded) unfold[0] /= state.fold[0], unfold[1] /= state.fold[1];
 #pragma unroll
         for (int n = 0; n < S::columns / 8; n++) {
-            const int c = column_of(n, 0), at = to.column + c, e = 2 * row;
-            float2 mean = { sums.o[n / 8][n % 8][e] * g[row].inverse,
-                            sums.o[n / 8][n % 8][e + 1] * g[row].inverse };
-            if (saves) save_pair(to.saved.vbar, to.line[row], at, p.dim_v, mean.x, mean.y);
-            if constexpr (S::probed) {
-                const float2 b = { sums.b[n / 8][n % 8][e] * unfold, sums.b[n / 8][n % 8][e + 1] * unfold };
-                const float2 value_shift = { b.x * g[row].inverse - mean.x * g[row].rest,
-                                             b.y * g[row].inverse - mean.y * g[row].rest };
-                if (saves)
-                    save_pair(to.saved.value_shift, to.line[row], at, p.dim_v, value_shift.x, value_shift.y);
-                mean.x -= value_shift.x, mean.y -= value_shift.y;
-            }
-            *(uint32_t *)(tile + swizzled(to.r.at[row] % ROWS, c)) = pack_pair<typename S::type>(mean.x,
-                                                                                                 mean.y);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                sums.b[n / 8][n % 8][e] = sums.b[n / 8][n % 8][e] * unfold[e / 2] -
+                                          sums.o[n / 8][n % 8][e] * g[e / 2].rest;
         }
     }
 }
 
-/* Writes o, through the tile of the warpgroup's queries. */
+/* Saves them for the backward pass; column: the first of theirs. */
 template <class S>
-static __device__ __forceinline__ void put_outputs(const given_forward_sums<S> &sums, typename S::type *tile,
-                                                   const loam_problem &p, const loam_args &a,
-                                                   const output_rows &to, const given_row (&g)[2])
+static __device__ __forceinline__ void save_sums(const given_forward_sums<S> &sums, const loam_problem &p,
+                                                 const local_saved &saved, const row_block &block,
+                                                 const row_pair &r, int column)
 {
-    put_output_tile(sums, tile, p, a, to, g);
-    __syncwarp();
-    const bool aligned = (uintptr_t)a.o.data % 16 == 0 && a.o.batch % 8 == 0 && a.o.head % 8 == 0 &&
-                         a.o.token % 8 == 0;
-    const row_block &block = to.block;
-    const int first = threadIdx.x / 32 * 16;
-#pragma unroll 1
-    for (int e = threadIdx.x % 32; e < 16 * (S::columns / 8); e += 32) {
-        const int at = first + e / (S::columns / 8), c = e % (S::columns / 8) * 8;
-        const int64_t left = p.dim_v - to.column - c;
-        if (at >= block.rows) break;
-        const uint4 out = *(const uint4 *)(tile + swizzled(at % ROWS, c));
-        uint16_t *row = (uint16_t *)a.o.data + LOCAL_AT(a.o, block.s.b, block.h, block.s.q0 + block.i0 + at) +
-                        to.column + c;
-        if (aligned && left >= 8) {
-            *(uint4 *)row = out;
-        } else {
-            const uint32_t pairs[4] = { out.x, out.y, out.z, out.w };
 #pragma unroll
-            for (int s = 0; s < 8; s++)
-                if (s < left) row[s] = (uint16_t)(pairs[s / 2] >> s % 2 * 16);
+    for (int row = 0; row < 2; row++) {
+        const int64_t line = local_row(&p, &block.s, block.h, block.i0 + r.at[row]);
+        if (!r.real[row]) continue;
+#pragma unroll
+        for (int n = 0; n < S::columns / 8; n++) {
+            const float(&o)[4] = sums.o[n / 8][n % 8];
+            const int c = column + column_of(n, 0);
+            save_pair(saved.vbar, line, c, p.dim_v, o[2 * row], o[2 * row + 1]);
+            if constexpr (S::probed) {
+                const float(&b)[4] = sums.b[n / 8][n % 8];
+                save_pair(saved.value_shift, line, c, p.dim_v, b[2 * row], b[2 * row + 1]);
+            }
+        }
+    }
+}
+
+/* The outputs, of finished sums, into the tile of the queries. */
+template <class S>
+static __device__ __forceinline__ void put_output_tile(const given_forward_sums<S> &sums,
+                                                       typename S::type *tile, const row_pair &r)
+{
+#pragma unroll
+    for (int n = 0; n < S::columns / 8; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) {
+            float2 out = { sums.o[n / 8][n % 8][e], sums.o[n / 8][n % 8][e + 1] };
+            if constexpr (S::probed) out.x -= sums.b[n / 8][n % 8][e], out.y -= sums.b[n / 8][n % 8][e + 1];
+            *(uint32_t *)(tile + swizzled(r.at[e / 2] % ROWS, column_of(n, 0))) = pack_pair<typename S::type>(
+                out.x, out.y);
+        }
+    }
+}
+
+/* Eight numbers of a tile at `out` to `to`, of which `left` are within the array. */
+static __device__ __forceinline__ void put_numbers(uint16_t *to, const uint4 &out, int left)
+{
+    const uint32_t pairs[4] = { out.x, out.y, out.z, out.w };
+#pragma unroll
+    for (int s = 0; s < 8; s++)
+        if (s < left) to[s] = (uint16_t)(pairs[s / 2] >> s % 2 * 16);
+}
+
+/* The 16 rows of a warp from the tile of outputs to o, from column `column` on. */
+template <class S>
+static __device__ __forceinline__ void put_outputs(const typename S::type *tile, const loam_problem &p,
+                                                   const loam_args &a, const row_block &block, int column)
+{
+    constexpr int step = 4; /* rows of an access: 8 lanes have 64 columns of one */
+    const bool aligned = (uintptr_t)a.o.data % 16 == 0 && a.o.batch % 8 == 0 && a.o.head % 8 == 0 &&
+                         a.o.token % 8 == 0 && p.dim_v % 8 == 0;
+    const int lane = threadIdx.x % 32, c = lane % 8 * 8, at = threadIdx.x / 32 * 16 + lane / 8;
+    const int left = (int)p.dim_v - column - c;
+    uint16_t *to = (uint16_t *)a.o.data + LOCAL_AT(a.o, block.s.b, block.h, block.s.q0 + block.i0 + at) +
+                   column + c;
+#pragma unroll
+    for (int k = 0; k < 16; k += step, to += step * a.o.token) {
+        if (at + k >= block.rows) break;
+#pragma unroll
+        for (int n = 0; n < S::columns; n += TILE_SIDE) {
+            const uint4 out = *(const uint4 *)(tile + swizzled((at + k) % ROWS, n + c));
+            if (!aligned)
+                put_numbers(to + n, out, left - n);
+            else if (n < left)
+                *(uint4 *)(to + n) = out;
         }
     }
 }
@@ -476,14 +511,12 @@ static __device__ __forceinline__ void epilogue(given_forward_sums<S> &sums, giv
     const int w = threadIdx.x / THREADS;
     const row_state &state = sm.state[threadIdx.x];
     const row_pair r = row_pair_of(p, block);
-    output_rows to = { block, r, saved, {}, { state.fold[0], state.fold[1] }, column };
     given_row g[2];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         online o;
         o.m[row] = sums.m[row] * 0.693147181f, o.omega[row] = state.omega[row];
         g[row] = given_finish(o, sums.tsum[row], 0, row, p, a, block.h);
-        to.line[row] = local_row(&p, &block.s, block.h, block.i0 + r.at[row]);
         if (r.real[row] && column == 0) {
             put_given_row<S::probed>(p, a, saved, block, r, row, g[row], sums.centre[row]);
             put_given_probe<S::probed>(p, a, block, r, row, [&](int c) {
@@ -491,7 +524,11 @@ static __device__ __forceinline__ void epilogue(given_forward_sums<S> &sums, giv
             });
         }
     }
-    put_outputs(sums, sm.query[w][stage], p, a, to, g);
+    finish_sums(sums, state, g);
+    if (a.saved) save_sums(sums, p, saved, block, r, column);
+    put_output_tile(sums, sm.query[w][stage], r);
+    __syncwarp();
+    put_outputs<S>(sm.query[w][stage], p, a, block, column);
 }
 
 /* ------------------------------------------------------------------ the kernel */
@@ -514,25 +551,27 @@ template <class S> struct forward_position {
     unsigned row_count, count; /* blocks and tiles so far */
 };
 
-/* Whether the first tile of the rows after `rows` follows the last of these, and its products can be asked for
- * together with the last of these. */
+/* Whether the first tile of the block after `task`, number row_count, follows the last of this one, and its
+ * products can be asked for together with the last of this one. */
 template <class S>
-static __device__ __forceinline__ bool next_follows(given_forward_shared<S> &sm, const given_rows &rows,
+static __device__ __forceinline__ bool next_follows(given_forward_shared<S> &sm, const tile_range &range,
                                                     int w, unsigned row_count)
 {
-    if (S::row_stages == 1 || rows.range.end != rows.range.tiles) return false;
-    const given_rows &next = sm.rows[w][row_count % S::row_stages];
+    if (S::row_stages == 1 || range.end != range.tiles) return false;
+    const given_task<S> &next = sm.task[row_count % TASKS];
+    ring_wait(sm.task_ring, row_count);
+    if (next.block.rows == 0 || next.range[w].begin != 0 || next.range[w].end == 0) return false;
     ring_wait(sm.row_ring[w], row_count);
-    return next.block.rows > 0 && next.range.begin == 0 && next.range.end > 0;
+    return true;
 }
 
-/* The sweep over the keys of the rows that `rows` tells of. */
+/* The sweep over the keys of the warpgroup's rows of a task. */
 template <class S>
 static __device__ __forceinline__ void sweep_rows(given_forward_shared<S> &sm, given_forward_sums<S> &sums,
-                                                  const loam_args &a, const given_rows &rows, int w,
+                                                  const loam_args &a, const given_task<S> &task, int w,
                                                   float scale2, forward_position<S> &at)
 {
-    const tile_range range = rows.range;
+    const tile_range range = task.range[w];
     const unsigned begin = at.count + range.begin, end = at.count + range.end,
                    stage = warp_uniform(at.row_count % S::row_stages);
     skip_tiles(sm.key_ring, sm.value_ring, at.count, begin);
@@ -548,17 +587,17 @@ static __device__ __forceinline__ void sweep_rows(given_forward_shared<S> &sm, g
                                    NULL,
                                    {} };
         if constexpr (S::decayed) {
-            wg.decay_keys = decay_sums(a, rows.block.s, rows.block.h);
+            wg.decay_keys = decay_sums(a, task.block.s, task.block.h);
             wg.decay_rows[0] = row_decay(wg.decay_keys, wg.state().hi[0]);
             wg.decay_rows[1] = row_decay(wg.decay_keys, wg.state().hi[1]);
         }
-        const int j = rows.block.first + range.begin * S::keys;
+        const int j = task.block.first + range.begin * S::keys;
         if constexpr (S::probed) {
             sweep_probed(wg, j, begin, end);
         } else {
             weights_operand<1, S::keys / 16, typename S::type> weights;
             sweep_keys(wg, at.s, at.ready, weights, j, begin, end);
-            at.ready = next_follows(sm, rows, w, at.row_count + 1);
+            at.ready = next_follows(sm, range, w, at.row_count + 1);
             if (at.ready)
                 finish_keys(wg, weights, end - 1,
                             sm.query[w][warp_uniform((at.row_count + 1) % S::row_stages)], at.s);
@@ -581,17 +620,19 @@ static __device__ __forceinline__ void consume_rows(given_forward_shared<S> &sm,
 #pragma unroll 1
     for (at.row_count = 0;; at.row_count++) {
         const unsigned stage = warp_uniform(at.row_count % S::row_stages);
-        const given_rows &rows = sm.rows[w][stage];
+        const given_task<S> &task = sm.task[at.row_count % TASKS];
+        ring_wait(sm.task_ring, at.row_count);
+        if (task.block.rows == 0) break;
         ring_wait(sm.row_ring[w], at.row_count);
-        if (rows.block.rows == 0) break;
         given_forward_sums<S> sums;
         clear_forward_sums(sums);
-        row_state_begin(sm.state[threadIdx.x], p, rows.block);
-        sweep_rows(sm, sums, a, rows, w, scale2, at);
+        row_state_begin(sm.state[threadIdx.x], p, task.block);
+        sweep_rows(sm, sums, a, task, w, scale2, at);
         warpgroup_sync(1 + w);
-        epilogue(sums, sm, p, a, saved, rows.block, rows.column, stage);
+        epilogue(sums, sm, p, a, saved, task.block, task.column, stage);
         fence_async_proxy();
         ring_release(sm.row_ring[w], at.row_count);
+        ring_release(sm.task_ring, at.row_count);
     }
 }
 
@@ -610,6 +651,7 @@ __global__ void __launch_bounds__(S::threads, 1)
         ring_init(sm.value_ring, S::consumers * THREADS / 32);
         for (int w = 0; w < S::consumers; w++)
             ring_init(sm.row_ring[w], THREADS / 32);
+        ring_init(sm.task_ring, S::consumers * THREADS / 32 + (S::decayed ? 2 : 1));
         barrier_init(&sm.tail, 1);
         fence_async_proxy();
     }
@@ -617,11 +659,11 @@ __global__ void __launch_bounds__(S::threads, 1)
     if (threadIdx.x / THREADS == S::consumers) {
         registers_release<40>();
         if (threadIdx.x / 32 == S::consumers * 4) {
-            produce_tiles(sm, p, a, maps, blocks, rows);
+            produce_tiles(sm, maps);
         } else if (threadIdx.x == S::consumers * THREADS + 32) {
             produce_rows(sm, p, a, maps, blocks, rows);
         } else if (S::decayed && threadIdx.x / 32 == S::consumers * 4 + 2) {
-            if constexpr (S::decayed) produce_decay(sm, p, a, blocks, rows);
+            if constexpr (S::decayed) produce_decay(sm, a);
         }
     } else {
         registers_acquire<232>();
