@@ -89,6 +89,22 @@ template <int THREADS> static __device__ __forceinline__ void named_barrier_arri
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
 }
 
+/* The same as named_barrier_sync; tells whether x is true in any of the threads. */
+template <int THREADS> static __device__ __forceinline__ bool named_barrier_or(int barrier, bool x)
+{
+    int any;
+    asm volatile("{\n"
+                 ".reg .pred own, all;\n"
+                 "setp.ne.b32 own, %1, 0;\n"
+                 "bar.red.or.pred all, %2, %3, own;\n"
+                 "selp.b32 %0, 1, 0, all;\n"
+                 "}\n"
+                 : "=r"(any)
+                 : "r"((int)x), "r"(barrier), "n"(THREADS)
+                 : "memory");
+    return any != 0;
+}
+
 /* ------------------------------------------------------------------ launches that overlap */
 
 /* Programmatic dependent launch: once every block has called this, the next kernel of the stream may start,

@@ -18,22 +18,6 @@ static __host__ __device__ __forceinline__ int64_t key_falls(const loam_problem 
     return 2 * p.batch * p.heads_kv;
 }
 
-/* The same as named_barrier_sync; tells whether x is true in any of the threads. */
-template <int THREADS> static __device__ __forceinline__ bool named_barrier_or(int barrier, bool x)
-{
-    int any;
-    asm volatile("{\n"
-                 ".reg .pred own, all;\n"
-                 "setp.ne.b32 own, %1, 0;\n"
-                 "bar.red.or.pred all, %2, %3, own;\n"
-                 "selp.b32 %0, 1, 0, all;\n"
-                 "}\n"
-                 : "=r"(any)
-                 : "r"((int)x), "r"(barrier), "n"(THREADS)
-                 : "memory");
-    return any != 0;
-}
-
 /* The largest of the thread's numbers of a row. */
 template <int BLOCKS>
 static __device__ __forceinline__ float row_largest(const float (&x)[BLOCKS][4], int row)
