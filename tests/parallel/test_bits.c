@@ -107,8 +107,8 @@ static void check_places(spec s)
     values_free(&alone);
 }
 
-/* Thread blocks of GPUs may have more rows where there are as many as this. With weights rows of Hopper take the
- * plain kernels. */
+/* Thread blocks of GPUs may have more rows where there are as many as this. With weights rows of Hopper take
+ * the plain kernels. */
 static void check_many(spec s)
 {
     s.omit |= spec_omit(SLOT_WEIGHTS);

@@ -52,8 +52,8 @@ void kernel_take_path(spec *s)
     s->window = s->slope = s->key_bias = s->sink = 0;
 }
 
-/* What tiles of the local family take of this pass and probe, as src/local/fits.c has it: the most channels, or
- * 0 for 64 or 128 alone; float16. */
+/* What tiles of the local family take of this pass and probe, as src/local/fits.c has it: the most channels,
+ * or 0 for 64 or 128 alone; float16. */
 static int64_t most_channels(const spec *s)
 {
     return s->mechanism != LOAM_LLA ? 256 : s->pass == LOAM_BACKWARD ? 0 : 128;

@@ -37,9 +37,9 @@ template <bool WIDE, int DIM> struct shape {
 
 LOAM_INLINE bool local_wide(const loam_problem *p) { return p->dtype != LOAM_BF16 || p->score == LOAM_RBF; }
 
-/* Do wide tiles save lse and the products of the probe as if keys were not relative to the origin? Those of Hopper
- * do; a forward there may be followed by a backward here, or the other way round: the arrays decide which of them
- * falls back on these kernels. */
+/* Do wide tiles save lse and the products of the probe as if keys were not relative to the origin? Those of
+ * Hopper do; a forward there may be followed by a backward here, or the other way round: the arrays decide
+ * which of them falls back on these kernels. */
 LOAM_INLINE bool local_saves_raw(const loam_problem *p)
 {
     return p->dtype == LOAM_F16 && p->score == LOAM_DOT && p->mechanism != LOAM_LLA && !local_mapped(p);
@@ -60,8 +60,8 @@ struct row_block {
     int first, last; /* keys first .. last - 1: all that any of the rows sees */
 };
 
-/* Block n of the problem, of `size` rows at most; late rows first, since they see the most keys. rows <= 0 where
- * the sequence is too short to have this block. */
+/* Block n of the problem, of `size` rows at most; late rows first, since they see the most keys. rows <= 0
+ * where the sequence is too short to have this block. */
 static __device__ __forceinline__ row_block row_block_of(const loam_problem &p, const loam_args &a, int64_t n,
                                                          int size)
 {

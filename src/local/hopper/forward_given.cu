@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Forward with a given probe (0 or args.probe) on Hopper: the sums of local/cuda/given.cuh, for bf16 and
- * float16, dot scores that may decay but have no other bias, and head dimensions to 256: tiles are 64, 128, 192
- * or 256 channels wide, and channels that the arrays do not have read as 0.
+ * float16, dot scores that may decay but have no other bias, and head dimensions to 256: tiles are 64, 128,
+ * 192 or 256 channels wide, and channels that the arrays do not have read as 0.
  *
  * Persistent blocks, one on each multiprocessor, go through blocks of 128 rows. Two consumer warpgroups have
  * 64 rows each, from the scores to the output. Each goes through the tiles at its own pace: the exponentials
@@ -23,8 +23,8 @@ struct tile_range {
     int begin, end, tiles, unmasked_begin, unmasked_end;
 };
 
-/* A block of rows, as one thread of the producers tells all others: its 64-bit divisions take a microsecond. No
- * rows: there are no more blocks. */
+/* A block of rows, as one thread of the producers tells all others: its 64-bit divisions take a microsecond.
+ * No rows: there are no more blocks. */
 template <class S> struct given_task {
     row_block block;
     tile_range range[S::consumers];
@@ -52,8 +52,8 @@ struct given_forward_maps {
     CUtensorMap q, k, v, probe;
 };
 
-/* Number n of the blocks, of `rows` rows. Tiles begin at multiples of their size, so that the bits of a row do not
- * depend on the block that it lies in. */
+/* Number n of the blocks, of `rows` rows. Tiles begin at multiples of their size, so that the bits of a row
+ * do not depend on the block that it lies in. */
 template <class S>
 static __device__ __forceinline__ row_block given_block_at(const loam_problem &p, const loam_args &a,
                                                            unsigned n, int rows)
@@ -91,8 +91,8 @@ static __device__ __forceinline__ tile_range tiles_of(const loam_problem &p, con
 
 /* ------------------------------------------------------------------ copies */
 
-/* The producer thread of rows: tells all others of each block, and copies queries and probes for each warpgroup
- * when it has released those before. */
+/* The producer thread of rows: tells all others of each block, and copies queries and probes for each
+ * warpgroup when it has released those before. */
 template <class S>
 static __device__ __forceinline__ void produce_rows(given_forward_shared<S> &sm, const loam_problem &p,
                                                     const loam_args &a, const given_forward_maps &maps,
@@ -332,7 +332,8 @@ static __device__ __forceinline__ void finish_keys(const forward_consumer<S> &wg
     ring_release(wg.sm.value_ring, last);
 }
 
-/* The same, and beside it the products s = q . k of the first tile of the next rows, whose queries are `query`. */
+/* The same, and beside it the products s = q . k of the first tile of the next rows, whose queries are
+ * `query`. */
 template <class S, int BLOCKS>
 static __device__ __forceinline__ void finish_keys(const forward_consumer<S> &wg,
                                                    const weights_operand<1, BLOCKS / 2, typename S::type> &w,
@@ -544,7 +545,7 @@ static __device__ __forceinline__ void row_state_begin(row_state &state, const l
     }
 }
 
-/* What a warpgroup knows between its blocks: s may be the products q . k of the first tile of the next rows. */
+/* What a warpgroup knows between its blocks. ready: s are the products q . k of the next one's first tile. */
 template <class S> struct forward_position {
     float s[S::keys / 8][4];
     bool ready;
@@ -678,11 +679,14 @@ template <class S> static int64_t blocks_of(const loam_problem *p, int rows)
     return (p->len_q + rows - 1) / rows * p->batch * p->heads_q * S::parts;
 }
 
-/* Where blocks are fewer than multiprocessors, they have the rows of fewer warpgroups, which then run alone. */
+/* Where blocks are few, they have the rows of fewer warpgroups, which then run alone and faster. Late rows of
+ * a causal problem see twice as many keys as the mean: a block of theirs takes as long as two that follow
+ * each other. */
 template <class S> static int rows_of_blocks(const loam_problem *p, int multiprocessors)
 {
+    const int rounds = p->causal && p->window == 0 ? 2 : 1;
     int rows = S::rows;
-    while (rows > ROWS && blocks_of<S>(p, rows - ROWS) <= multiprocessors)
+    while (rows > ROWS && blocks_of<S>(p, rows - ROWS) <= rounds * multiprocessors)
         rows -= ROWS;
     return rows;
 }

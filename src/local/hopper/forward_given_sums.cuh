@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Forward with a given probe on Hopper: the shapes of its tiles, and the sums over keys that a thread keeps for
- * its two rows. */
+ * Forward with a given probe on Hopper: the shapes of its tiles, and the sums over keys that a thread keeps
+ * for its two rows. */
 #ifndef LOAM_LOCAL_HOPPER_FORWARD_GIVEN_SUMS_CUH
 #define LOAM_LOCAL_HOPPER_FORWARD_GIVEN_SUMS_CUH
 
@@ -14,8 +14,8 @@ template <class T, int DIM, bool PROBED, bool DECAYED> struct given_forward {
     typedef T type;
     static constexpr int dim = DIM;
     static constexpr bool probed = PROBED, decayed = DECAYED;
-    /* Columns of the values. With a probe there are two accumulators of the outputs, and 128 columns of each are
-     * all that fit registers: wider values take `parts` blocks of the same rows. */
+    /* Columns of the values. With a probe there are two accumulators of the outputs, and 128 columns of each
+     * are all that fit registers: wider values take `parts` blocks of the same rows. */
     static constexpr int columns = PROBED && DIM > 128 ? 128 : DIM, parts = DIM / columns;
     static constexpr int consumers = 2; /* warpgroups of 64 rows */
     /* Keys of a tile. */
@@ -196,8 +196,8 @@ static __device__ __forceinline__ void recentre_sums(given_forward_sums<S> &g, c
     }
 }
 
-/* Brings t = w (t - c), which becomes a float16 operand, into its range: t becomes t fold, and fold falls where
- * that is too large. Whether it does depends on the row alone; squares find tiles where it may. */
+/* Brings t = w (t - c), which becomes a float16 operand, into its range: t becomes t fold, and fold falls
+ * where that is too large. Whether it does depends on the row alone; squares find tiles where it may. */
 template <class S, int BLOCKS>
 static __device__ __forceinline__ void fold_weights(given_forward_sums<S> &g, row_state &state,
                                                     float (&t)[BLOCKS][4])

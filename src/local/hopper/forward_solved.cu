@@ -2,8 +2,8 @@
  *
  * Local Linear Attention forward on Hopper: the passes of local/cuda/forward_solved.cu, for bf16, dot scores
  * that may decay but have no other bias, and head dimensions to 128: tiles are 64 or 128 channels wide, and
- * channels that the arrays do not have are 0. A thread block is one warpgroup with 64 rows. Operands of products are fp16: three bits more a part than bf16, which the keys of trained models
- * need.
+ * channels that the arrays do not have are 0. A thread block is one warpgroup with 64 rows. Operands of
+ * products are fp16: three bits more a part than bf16, which the keys of trained models need.
  *
  * Blocks whose rows see many keys have directions and weights in one part each, which leaves a residual of
  * about 2^-11; the last sweep measures the true one. Where it misses the tolerance, or the iteration is too

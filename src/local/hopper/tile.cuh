@@ -6,8 +6,8 @@
 
 #include "src/gpu/hopper.cuh"
 
-/* Issues the copies of DIM / 64 boxes of the map, each of TOKENS rows by 64 channels from `column` on, side by
- * side into a tile; they complete on `full`. */
+/* Issues the copies of DIM / 64 boxes of the map, each of TOKENS rows by 64 channels from `column` on, side
+ * by side into a tile; they complete on `full`. */
 template <int DIM, int TOKENS = TILE_SIDE, class T>
 static __device__ __forceinline__ void load_tile(T *tile, const CUtensorMap &map, uint64_t *full, int token,
                                                  int h, int b, int column = 0)
