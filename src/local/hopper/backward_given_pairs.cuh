@@ -408,10 +408,10 @@ static __device__ __forceinline__ bool within_half(tile_products<S> &tile, const
     if (!named_barrier_or<THREADS>(vote_barrier(), !(fmaxf(squares[0], squares[1]) < most / 4))) return true;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        const float ds = row_largest(tile.s, row);
-        by[row] = quad_sum(squares[row]) < most
-                      ? 1
-                      : row_fall(S::probed ? fmaxf(ds, row_largest(tile.g, row)) : ds);
+        /* All lanes shuffle, whatever their rows need. */
+        const float sum = quad_sum(squares[row]), ds = row_largest(tile.s, row),
+                    largest = S::probed ? fmaxf(ds, row_largest(tile.g, row)) : ds;
+        by[row] = sum < most ? 1 : half_fall(largest);
     }
     scale_rows(tile.s, by);
     if constexpr (S::probed) scale_rows(tile.g, by);

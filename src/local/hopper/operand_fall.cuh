@@ -18,7 +18,7 @@ static __host__ __device__ __forceinline__ int64_t key_falls(const loam_problem 
     return 2 * p.batch * p.heads_kv;
 }
 
-/* The largest of the thread's numbers of a row. */
+/* The largest of the numbers of a row; the four lanes of the row call it. */
 template <int BLOCKS>
 static __device__ __forceinline__ float row_largest(const float (&x)[BLOCKS][4], int row)
 {
@@ -26,14 +26,13 @@ static __device__ __forceinline__ float row_largest(const float (&x)[BLOCKS][4],
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++)
         largest = fmaxf(largest, fmaxf(fabsf(x[n][2 * row]), fabsf(x[n][2 * row + 1])));
-    return largest;
+    return quad_max(largest);
 }
 
-/* The power of two which makes the largest number of a row 2^10 to 2^11; `largest`: that of this thread. */
-static __device__ __forceinline__ float row_fall(float largest)
+/* The power of two which makes the largest number of a row 2^10 to 2^11. */
+static __device__ __forceinline__ float half_fall(float largest)
 {
-    const float top = fminf(quad_max(largest), FLT_MAX);
-    return __uint_as_float((264u << 23) - (__float_as_uint(top) & 0x7f800000u));
+    return __uint_as_float((264u << 23) - (__float_as_uint(fminf(largest, FLT_MAX)) & 0x7f800000u));
 }
 
 #endif
