@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""What a call of loam_attn costs: one token, one head, 8 channels, one thread, microseconds, the best of 20
-loops of 2000 calls, or on a GPU of 300, where the host's time counts alone.
+"""What a call of loam_attn costs: one token, one head, 8 channels, one thread, microseconds, the best of 200
+loops of 200 calls, or on a GPU, where the host's time counts alone, of 50 of 100, which fit the queue of
+launches.
 
-    OMP_NUM_THREADS=1 PYTHONPATH=build/python python3 bench/python_calls.py
-"""
+    OMP_NUM_THREADS=1 PYTHONPATH=build/python python3 bench/python_calls.py [cpu|cuda]
+
+What C takes of it says loam-calls."""
+import sys
 import time
 
 import numpy as np
@@ -17,7 +20,7 @@ except ImportError:
     torch = None
 
 
-def best(call, calls=2000, loops=20, wait=lambda: None):
+def best(call, calls=200, loops=200, wait=lambda: None):
     call()
     found = float("inf")
     for _ in range(loops):
@@ -31,7 +34,7 @@ def best(call, calls=2000, loops=20, wait=lambda: None):
 
 def row(name, softmax, gated_delta, **how):
     times = best(softmax, **how), best(gated_delta, **how)
-    print(f"{name:32} softmax {times[0]:7.2f} us   gated delta {times[1]:7.2f} us")
+    print(f"{name:32} softmax {times[0]:7.2f} us   gated delta {times[1]:7.2f} us", flush=True)
 
 
 def functions(q, k, v, g, beta):
@@ -66,10 +69,12 @@ def main():
     arrays = q, k, v, g, beta
     la.set_num_threads(1)
     row("NumPy", *functions(*arrays))
+    wanted = sys.argv[1:] or ["cpu", "cuda"]
     if torch:
-        measure_torch(arrays, "cpu")
-        if torch.cuda.is_available():
-            measure_torch(arrays, "cuda", calls=300, wait=torch.cuda.synchronize)
+        if "cpu" in wanted:
+            measure_torch(arrays, "cpu")
+        if "cuda" in wanted and torch.cuda.is_available():
+            measure_torch(arrays, "cuda", calls=100, loops=50, wait=torch.cuda.synchronize)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ int student_model_make(student_model *m, const lm_files *teacher, const student 
                        LM_MAX_FEATURE_LAYERS);
     c->mechanism = LOAM_LINEAR, c->features_shared = s->queries > 1;
     c->features_untied = s->layer[0].z_keys != NULL;
+    c->sinks = s->sinks, c->window = s->window;
     for (int64_t i = 0; i < c->layers; i++)
         c->features[i] = (int16_t)(only < 0 || only == i ? s->layer[i].features : 0);
     return 0;
@@ -36,6 +37,7 @@ static const double *array_of(const student_layer *l, lm_part part)
     case LM_FEATURE_ALPHA: return l->log_alpha;
     case LM_FEATURE_SHIFT: return l->shift;
     case LM_FEATURE_BALANCE: return l->balance;
+    case LM_FEATURE_GAIN: return l->gain;
     default: return l->balance_keys;
     }
 }

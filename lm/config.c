@@ -315,6 +315,16 @@ static void read_ridge(reader *r, lm_config *out, const json_t *own)
         wrong(r, "loam_attention", own, "0 < ridge_least <= ridge_most");
 }
 
+/* Tokens that are exact beside features; none where the key is missing. */
+static int64_t read_near(reader *r, const json_t *own, const char *key)
+{
+    const json_t *value = value_of(own, key);
+    const json_int_t count = json_is_integer(value) ? json_integer_value(value) : -1;
+    if (!value) return 0;
+    if (count < 0 || count > LM_MAX_SIZE) wrong(r, key, value, "a whole number from 0 to 268435456");
+    return r->status ? 0 : count;
+}
+
 static void read_features(reader *r, lm_config *out, const json_t *own)
 {
     const json_t *list = value_of(own, "features"), *shared = value_of(own, "shared"),
@@ -326,6 +336,7 @@ static void read_features(reader *r, lm_config *out, const json_t *own)
               "a list of as many numbers as layers, of at most 256 layers");
     if (untied && !json_is_boolean(untied)) wrong(r, "untied", untied, "true or false");
     out->features_shared = json_is_true(shared), out->features_untied = json_is_true(untied);
+    out->sinks = read_near(r, own, "sinks"), out->window = read_near(r, own, "window");
     json_array_foreach(list, layer, each)
     {
         const json_int_t count = json_is_integer(each) ? json_integer_value(each) : -1;
@@ -337,9 +348,9 @@ static void read_features(reader *r, lm_config *out, const json_t *own)
 /* Keys that such attention does not have. */
 static void refuse_keys(reader *r, const lm_config *config, const json_t *own)
 {
-    static const char *const keys[][4] = { { "mechanism", NULL },
+    static const char *const keys[][6] = { { "mechanism", NULL },
                                            { "ridge_least", "ridge_most", "ridge_unit", NULL },
-                                           { "features", "shared", "untied", NULL } };
+                                           { "features", "shared", "untied", "sinks", "window", NULL } };
     const bool has[] = { true, config->mechanism == LOAM_LLA, config->mechanism == LOAM_LINEAR };
     const json_t *value;
     const char *key;

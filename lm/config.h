@@ -42,6 +42,7 @@ typedef struct lm_config {
     int16_t features[LM_MAX_FEATURE_LAYERS];
     bool features_shared;
     bool features_untied;       /* queries and keys have their own, in arrays of twice the channels */
+    int64_t sinks, window;      /* exact beside the features of all layers; window 0: none */
     bool tied;                  /* logits by the embedding */
     bool parallel;              /* NeoX: attention and mlp from the same x */
     bool scale_by_layer;        /* GPT-2: scores of layer i are divided by i + 1 as well */
@@ -53,7 +54,8 @@ typedef struct lm_config {
 /* "gpt2", "gpt_neox", "llama", "bert". */
 const char *lm_architecture_name(lm_architecture architecture);
 
-/* Of a layer: its features, the heads that have them, and the floats of all their states. */
+/* Of a layer: its features, the heads that have them, and the floats of all their states, with keys and
+ * values of the window beside them. */
 int64_t lm_config_features(const lm_config *config, int64_t layer);
 int64_t lm_config_feature_heads(const lm_config *config);
 int64_t lm_config_state(const lm_config *config, int64_t layer);

@@ -54,6 +54,20 @@ static int check_reals(const lm_config *c, const char *name, io_error *error)
     return 0;
 }
 
+/* What the library's hybrid takes (loam.h). */
+static int check_near(const lm_config *c, const char *name, io_error *error)
+{
+    bool takes = c->architecture != LM_BERT && !c->features_untied && c->head_dim <= LOAM_MAX_DIM - 2;
+    for (int64_t i = 0; i < c->layers; i++)
+        takes = takes && c->features[i] > 0 && c->features[i] < LOAM_MAX_DIM;
+    if (takes || (c->window == 0 && c->sinks == 0)) return 0;
+    return io_fail(
+        error, EXIT_INPUT,
+        "%s: a window of %lld tokens: expected 1 to 511 features in all layers, the same of queries "
+        "and keys, heads of at most 510 channels, and a model that sees what came before",
+        name, (long long)c->window);
+}
+
 static int check_features(const lm_config *c, const char *name, io_error *error)
 {
     int64_t all = 0;
@@ -86,6 +100,7 @@ int lm_config_check(lm_config *config, const char *name, io_error *error)
     if (!status) status = check_divisions(config, name, error);
     if (!status) status = check_reals(config, name, error);
     if (!status) status = check_features(config, name, error);
+    if (!status && config->mechanism == LOAM_LINEAR) status = check_near(config, name, error);
     if (!status) drop_no_tokens(config);
     return status;
 }

@@ -79,6 +79,10 @@ static bool put_features(json_t *own, const lm_config *c)
         whole = json_array_append_new(list, json_integer(c->features[i])) == 0 && whole;
     whole = json_object_set_new(own, "features", list) == 0 && whole;
     whole = json_object_set_new(own, "shared", json_boolean(c->features_shared)) == 0 && whole;
+    if (c->window > 0) {
+        whole = json_object_set_new(own, "sinks", json_integer(c->sinks)) == 0 && whole;
+        whole = json_object_set_new(own, "window", json_integer(c->window)) == 0 && whole;
+    }
     return (!c->features_untied || json_object_set_new(own, "untied", json_true()) == 0) && whole;
 }
 

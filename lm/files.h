@@ -45,6 +45,7 @@ typedef enum lm_part {
     LM_FEATURE_SHIFT,   /* [heads][head_dim] */
     LM_FEATURE_BALANCE, /* [heads head_dim][head_dim] */
     LM_FEATURE_BALANCE_KEYS,
+    LM_FEATURE_GAIN, /* [heads_q][1], of features beside a window */
     LM_PARTS
 } lm_part;
 

@@ -21,7 +21,8 @@ static int take_features(lm_model *m, io_error *error)
                                         .log_alpha = lm_weight(w, i, LM_FEATURE_ALPHA).data,
                                         .shift = lm_weight(w, i, LM_FEATURE_SHIFT).data,
                                         .balance = lm_weight(w, i, LM_FEATURE_BALANCE).data,
-                                        .balance_keys = lm_weight(w, i, LM_FEATURE_BALANCE_KEYS).data };
+                                        .balance_keys = lm_weight(w, i, LM_FEATURE_BALANCE_KEYS).data,
+                                        .gain = lm_weight(w, i, LM_FEATURE_GAIN).data };
     return 0;
 }
 
@@ -32,6 +33,7 @@ lm_options loaded_options(const lm_model *m, const lm_options *options)
     o.only = o.only_head = -1, o.heads = NULL;
     o.mechanism = m->features ? LOAM_SOFTMAX : m->config->mechanism;
     o.features = m->features, o.own = !m->features;
+    if (m->features) o.sinks = m->config->sinks, o.window = m->config->window;
     return o;
 }
 

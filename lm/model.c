@@ -1,12 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-#include "lm/model.h"
-
-#include "lm/encoder.h"
-#include "lm/hybrid.h"
 #include "lm/loaded.h"
 #include "lm/manner.h"
-#include "lm/untied.h"
-#include "lm/window.h"
+#include "lm/text.h"
 #include "train/mixer.h"
 
 #include <assert.h>
@@ -15,54 +10,6 @@
 #include <string.h>
 
 static const matrix none = { 0 };
-
-/* Keys that a block of a GPU reads for one query: softmax over more is the mean of such splits. */
-enum { SPLIT = 256 };
-
-/* Attention of neighbouring heads that are alike, in one layer, or in all where those do not differ. */
-typedef struct text_plans {
-    loam_plan *step, *chunk; /* one query; `queries` of them */
-    int64_t queries;
-} text_plans;
-
-/* Where the tokens that are read stand, in the machine's memory: launches for one token differ by nothing
- * else, and can be recorded. */
-typedef struct text_place {
-    int64_t first, in_use; /* the position of the first; keys, those of these tokens too */
-    int32_t row;           /* first, as a number of a row */
-} text_place;
-
-struct lm_text {
-    const lm_model *of;
-    lm_options options; /* of attention */
-    int64_t room, most, length;
-    int64_t batch, most_batch; /* texts that are read side by side */
-    memory memory;
-    matrix *keys, *values; /* [layers], each [1][room][heads_kv head_dim] */
-    matrix *decays;        /* [layers], each [1][room][heads_q], of models that forget */
-    /* [layers], of those with features: [heads][head_dim + 2][features]. Of their keys and values those that
-     * are read are there, from row 0 on. */
-    matrix *states;
-    matrix gates, ridge; /* of the rows that are read, before and after the gate */
-    matrix x, y, second, stats, q, o, up, gate, inner, probe; /* second: with parallel attention and mlp */
-    matrix ridges;                                            /* [layers][heads_q], of options.heads */
-    matrix key, value, forget;                                /* of a GPU: of the one token that is read */
-    text_place *place;
-    int32_t *ids;                           /* of the tokens that are read */
-    int64_t splits, *counts, *split_counts; /* keys of each split, in host memory and the machine's */
-    matrix parts, lse;                      /* of each split: the mean of its values, its weight */
-    text_plans *plans;                      /* [layers][heads_q], by the first head */
-    void *work;
-    size_t work_bytes;
-    /* Of a GPU: the launches for one token, where the first of them has made its plans; what they give. */
-    machine_recording *step;
-    bool stepped;
-    matrix hidden;
-    window_room window;
-    hybrid_room hybrid;
-    encoder_room encoder;
-    untied_room untied;
-};
 
 static int failed(const loam_error *from, io_error *error)
 {
@@ -101,7 +48,10 @@ static bool is_split(const lm_text *t, const loam_problem *p)
 /* The states of a layer with features, where the text has them. */
 static float *state_of(const lm_text *t, int64_t layer)
 {
-    return t->batch == 1 && t->options.features == t->of->options.features ? t->states[layer].data : NULL;
+    const lm_options *now = &t->options, *own = &t->of->options;
+    const bool same = now->features == own->features && now->window == own->window &&
+                      now->sinks == own->sinks;
+    return t->batch == 1 && same ? t->states[layer].data : NULL;
 }
 
 static loam_problem problem_of(const lm_text *t, attended what)
@@ -128,7 +78,7 @@ static loam_problem problem_of(const lm_text *t, attended what)
     if (features) manner_features_problem(features, &p);
     if (elu)
         p.feature_map = LOAM_FEATURES_ELU, p.normalise = 1, p.scale = 0, p.len_kv = p.len_q, p.causal = 1;
-    if (is_split(t, &p)) p.batch = t->splits, p.len_kv = SPLIT, p.causal = 0;
+    if (is_split(t, &p)) p.batch = t->splits, p.len_kv = TEXT_SPLIT, p.causal = 0;
     if (its.mechanism != LOAM_LLA) return p;
     p.ridge_unit = t->options.own ? c->ridge_unit : t->options.ridge_unit;
     if (t->options.own)
@@ -177,7 +127,7 @@ static int plan_for(lm_text *t, attended what, const loam_plan **plan, io_error 
     return status;
 }
 
-static void drop_plans(lm_text *t)
+void text_drop_plans(lm_text *t)
 {
     const int64_t slots = t->of->config->layers * t->of->config->heads_q;
     forget_step(t);
@@ -191,122 +141,6 @@ static void drop_plans(lm_text *t)
 
 /* ---- texts */
 
-static void take_step(lm_text *t)
-{
-    const lm_config *c = t->of->config;
-    const machine *on = t->of->on;
-    const int64_t q = c->heads_q * c->head_dim, kv = c->heads_kv * c->head_dim;
-    t->key = memory_matrix(&t->memory, on->operand, 1, 1, kv);
-    t->value = memory_matrix(&t->memory, on->operand, 1, 1, kv);
-    t->forget = memory_matrix(&t->memory, on->dtype, 1, 1, c->heads_q);
-    t->parts = memory_matrix(&t->memory, on->operand, 1, t->splits, q);
-    t->lse = memory_matrix(&t->memory, LOAM_F32, 1, t->splits, c->heads_q);
-    t->split_counts = memory_take(&t->memory, t->splits, sizeof *t->split_counts);
-}
-
-static void take_all(lm_text *t)
-{
-    const lm_config *c = t->of->config;
-    const machine *on = t->of->on;
-    const bool forgets = t->of->options.own && c->forgets;
-    const int64_t q = c->heads_q * c->head_dim, kv = c->heads_kv * c->head_dim;
-    const int64_t room = on->gpu ? t->splits * SPLIT : t->room;
-    for (int64_t i = 0; i < c->layers; i++) {
-        const lm_features *f = manner_features(&t->of->options, i);
-        const int64_t rows = f && t->most < t->room ? t->most : room;
-        t->keys[i] = memory_matrix(&t->memory, on->operand, 1, rows, kv);
-        t->values[i] = memory_matrix(&t->memory, on->operand, 1, rows, kv);
-        if (f && c->architecture != LM_BERT)
-            t->states[i] = memory_matrix(&t->memory, LOAM_F32, 1,
-                                         manner_features_heads(f, c) * manner_state_rows(c), f->features);
-        if (forgets) t->decays[i] = memory_matrix(&t->memory, on->dtype, 1, room, c->heads_q);
-    }
-    t->x = memory_matrix(&t->memory, on->dtype, 1, t->most, c->width);
-    t->y = memory_matrix(&t->memory, on->dtype, 1, t->most, c->width);
-    t->second = c->parallel ? memory_matrix(&t->memory, on->dtype, 1, t->most, c->width) : none;
-    t->stats = memory_matrix(&t->memory, on->dtype, 1, t->most, 2);
-    t->q = memory_matrix(&t->memory, on->operand, 1, t->most, q);
-    t->o = memory_matrix(&t->memory, on->operand, 1, t->most, q);
-    t->up = memory_matrix(&t->memory, on->dtype, 1, t->most, c->inner);
-    t->inner = memory_matrix(&t->memory, on->dtype, 1, t->most, c->inner);
-    t->gate = memory_matrix(&t->memory, on->dtype, 1, t->most, c->inner);
-    t->probe = t->of->options.mechanism == LOAM_PARALLAX
-                   ? memory_matrix(&t->memory, on->operand, 1, t->most, q)
-                   : none;
-    t->ridges = memory_matrix(&t->memory, LOAM_F32, 1, c->layers, c->heads_q);
-    if (t->of->options.own && (c->forgets || c->mechanism == LOAM_LLA)) {
-        t->gates = memory_matrix(&t->memory, on->dtype, 1, t->most, c->heads_q);
-        t->ridge = memory_matrix(&t->memory, on->dtype, 1, t->most, c->heads_q);
-    }
-    t->ids = memory_take(&t->memory, t->most, sizeof *t->ids);
-    t->place = memory_take(&t->memory, 1, sizeof *t->place);
-    if (on->gpu) take_step(t);
-}
-
-static int open_text(lm_text **made, const lm_model *m, int64_t batch, int64_t room, int64_t chunk,
-                     io_error *error)
-{
-    const lm_config *c = m->config;
-    assert(chunk >= 1 && chunk <= room);
-    *made = NULL;
-    if (c->context > 0 && room / batch > c->context && c->rope_dim == 0)
-        return io_fail(error, EXIT_INPUT, "%lld tokens: the model has positions for %lld",
-                       (long long)(room / batch), (long long)c->context);
-    lm_text *t = calloc(1, sizeof *t);
-    if (!t) return io_fail(error, EXIT_INTERNAL, "out of memory for a text");
-    t->batch = 1, t->most_batch = batch;
-    t->of = m, t->room = room, t->most = chunk, t->splits = (room + SPLIT - 1) / SPLIT;
-    t->keys = calloc((size_t)c->layers, sizeof *t->keys),
-    t->values = calloc((size_t)c->layers, sizeof *t->keys);
-    t->decays = calloc((size_t)c->layers, sizeof *t->decays);
-    t->states = calloc((size_t)c->layers, sizeof *t->states);
-    t->plans = calloc((size_t)c->layers, (size_t)c->heads_q * sizeof *t->plans);
-    t->counts = calloc((size_t)t->splits, sizeof *t->counts);
-    bool there = t->keys && t->values && t->decays && t->states && t->plans && t->counts;
-    if (there) take_all(t), there = memory_open(&t->memory, m->on);
-    if (!there) {
-        lm_text_close(t);
-        return io_fail(error, EXIT_INTERNAL, "out of memory for a text of %lld tokens", (long long)room);
-    }
-    take_all(t);
-    const int status = lm_text_attention(t, &m->options, error);
-    if (status)
-        lm_text_close(t);
-    else
-        *made = t;
-    return status;
-}
-
-int lm_text_open(lm_text **made, const lm_model *m, int64_t room, int64_t chunk, io_error *error)
-{
-    return open_text(made, m, 1, room, chunk, error);
-}
-
-int lm_text_open_batch(lm_text **made, const lm_model *m, int64_t most, int64_t length, io_error *error)
-{
-    return open_text(made, m, most, most * length, most * length, error);
-}
-
-void lm_text_close(lm_text *t)
-{
-    if (!t) return;
-    drop_plans(t);
-    window_close(&t->window, t->of->on);
-    hybrid_close(&t->hybrid);
-    encoder_close(&t->encoder);
-    untied_close(&t->untied);
-    memory work = { .gpu = t->of->on->gpu, .base = t->work };
-    memory_close(&work);
-    memory_close(&t->memory);
-    free(t->counts);
-    free(t->plans);
-    free(t->keys);
-    free(t->values);
-    free(t->decays);
-    free(t->states);
-    free(t);
-}
-
 int64_t lm_text_length(const lm_text *t) { return t->length; }
 
 void lm_text_rewind(lm_text *t, int64_t length)
@@ -319,7 +153,7 @@ void lm_text_batch(lm_text *t, int64_t texts)
 {
     assert(texts >= 1 && texts <= t->most_batch);
     t->length = 0;
-    if (t->batch != texts) drop_plans(t);
+    if (t->batch != texts) text_drop_plans(t);
     t->batch = texts;
 }
 
@@ -347,7 +181,7 @@ int lm_text_attention(lm_text *t, const lm_options *options, io_error *error)
     if (status) return status;
     float *ridges = o.heads ? malloc((size_t)heads * sizeof *ridges) : NULL;
     if (o.heads && !ridges) return io_fail(error, EXIT_INTERNAL, "out of memory for ridges");
-    drop_plans(t);
+    text_drop_plans(t);
     if (o.features != t->options.features || (o.features && o.only != t->options.only)) t->length = 0;
     t->options = o;
     for (int64_t i = 0; ridges && i < heads; i++)
@@ -415,7 +249,7 @@ static int turn(const lm_text *t, matrix a, int64_t heads, io_error *error)
 static void split_args(const lm_text *t, matrix parts, matrix lse, loam_args *args)
 {
     args->q.batch = 0;
-    args->k.batch = SPLIT * args->k.token, args->v.batch = SPLIT * args->v.token;
+    args->k.batch = TEXT_SPLIT * args->k.token, args->v.batch = TEXT_SPLIT * args->v.token;
     args->o = (loam_view){ parts.data, parts.row, t->of->config->head_dim, parts.row };
     args->lse = (loam_view){ lse.data, lse.row, 1, lse.row };
     args->lens_kv = t->split_counts;
@@ -509,22 +343,33 @@ static int attend_heads(lm_text *t, attended what, matrix o, matrix q, io_error 
     return 0;
 }
 
-static int attend(lm_text *t, int64_t layer, matrix o, matrix q, io_error *error)
+/* A window, and features beside it or none. */
+static int attend_near(lm_text *t, int64_t layer, matrix o, matrix q, io_error *error)
 {
     const lm_options *how = &t->options;
     const lm_config *c = t->of->config;
+    const matrix k = t->keys[layer], v = t->values[layer];
+    const bool beside = manner_features(how, layer) != NULL, keeps = beside && state_of(t, layer);
+    const hybrid_kept kept = { t->states[layer], t->near_keys[layer], t->near_values[layer], &t->place->first,
+                               t->length == 0 && q.rows > 1 };
+    const void *const room = t->hybrid.work;
+    if (!keeps && (t->length > 0 || (t->batch > 1 && !beside)))
+        return io_fail(error, EXIT_USAGE, "a window reads a text in one go, and one alone");
+    if (!beside)
+        return window_attend(&t->window, t->of->on, how, c->head_dim,
+                             how->inverse_temperature * lm_config_scale(c, layer), o, q, k, v, error);
+    const int status = hybrid_attend(&t->hybrid, t->of->on, how, c, layer, t->batch, o, q, k, v,
+                                     keeps ? &kept : NULL, error);
+    if (t->hybrid.work != room) forget_step(t);
+    return status;
+}
+
+static int attend(lm_text *t, int64_t layer, matrix o, matrix q, io_error *error)
+{
+    const lm_options *how = &t->options;
     attended what = { layer, 0, 0, q.rows / t->batch };
     int status = 0;
-    if (how->window > 0 && (how->only < 0 || how->only == layer)) {
-        if (t->length > 0 || t->batch > 1)
-            return io_fail(error, EXIT_USAGE, "a window reads a text in one go, and one alone");
-        if (manner_features(how, layer))
-            return hybrid_attend(&t->hybrid, t->of->on, how, c, layer, o, q, t->keys[layer], t->values[layer],
-                                 error);
-        return window_attend(&t->window, t->of->on, how, c->head_dim,
-                             how->inverse_temperature * lm_config_scale(c, layer), o, q, t->keys[layer],
-                             t->values[layer], error);
-    }
+    if (how->window > 0 && (how->only < 0 || how->only == layer)) return attend_near(t, layer, o, q, error);
     for (; !status && what.first < t->of->config->heads_q; what.first += what.count) {
         what.count = manner_count(&t->options, t->of->config, layer, what.first);
         status = attend_heads(t, what, o, q, error);
@@ -687,8 +532,8 @@ static int check_tokens(const lm_text *t, const int32_t *tokens, int64_t count, 
 static void send_counts(const lm_text *t, int64_t in_use)
 {
     for (int64_t i = 0; i < t->splits; i++) {
-        const int64_t left = in_use - i * SPLIT;
-        t->counts[i] = left < 0 ? 0 : left < SPLIT ? left : SPLIT;
+        const int64_t left = in_use - i * TEXT_SPLIT;
+        t->counts[i] = left < 0 ? 0 : left < TEXT_SPLIT ? left : TEXT_SPLIT;
     }
     machine_upload(t->of->on, t->split_counts, t->counts, (size_t)t->splits * sizeof *t->counts);
 }
@@ -704,7 +549,7 @@ static int send(lm_text *t, const int32_t *tokens, int64_t count, io_error *erro
     machine_upload(on, t->place, &place, sizeof place);
     machine_upload(on, t->ids, tokens, (size_t)count * sizeof *tokens);
     if (is_step(t, count)) send_counts(t, place.in_use);
-    for (int64_t i = 0; t->length == 0 && is_step(t, count) && i < t->of->config->layers; i++)
+    for (int64_t i = 0; t->length == 0 && count == 1 && i < t->of->config->layers; i++)
         if (t->states[i].data) on->op->clear_rows(on, t->states[i], t->states[i].rows, 0);
     return 0;
 }

@@ -49,8 +49,8 @@ typedef struct lm_options {
      * others are read in one go. */
     const lm_features *features;
     /* Softmax over the first `sinks` tokens and the last `window` alone, the query's own too; window 0: over
-     * all. Layers with features have these for the tokens between, under one normaliser. Texts are read one
-     * by one and in one go. */
+     * all. Layers with features have these for the tokens between, under one normaliser. Texts are read in
+     * one go, and without features one by one; of a model that has both in its files in any pieces. */
     int64_t sinks, window;
 } lm_options;
 

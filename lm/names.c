@@ -42,6 +42,7 @@ static const lm_name table[FAMILIES][LM_PARTS] = {
         [LM_FEATURE_SHIFT] = { "h.%.attn.loam_features.shift", LM_ROWS, LM_WHOLE },
         [LM_FEATURE_BALANCE] = { "h.%.attn.loam_features.balance", LM_ROWS, LM_WHOLE },
         [LM_FEATURE_BALANCE_KEYS] = { "h.%.attn.loam_features.balance_keys", LM_ROWS, LM_WHOLE },
+        [LM_FEATURE_GAIN] = { "h.%.attn.loam_features.gain", LM_ROWS, LM_WHOLE },
     },
     [LM_NEOX] = {
         [LM_EMBED] = { "embed_in.weight", LM_ROWS, LM_WHOLE },
@@ -72,6 +73,7 @@ static const lm_name table[FAMILIES][LM_PARTS] = {
         [LM_FEATURE_SHIFT] = { "layers.%.attention.loam_features.shift", LM_ROWS, LM_WHOLE },
         [LM_FEATURE_BALANCE] = { "layers.%.attention.loam_features.balance", LM_ROWS, LM_WHOLE },
         [LM_FEATURE_BALANCE_KEYS] = { "layers.%.attention.loam_features.balance_keys", LM_ROWS, LM_WHOLE },
+        [LM_FEATURE_GAIN] = { "layers.%.attention.loam_features.gain", LM_ROWS, LM_WHOLE },
     },
     [LM_LLAMA] = {
         [LM_EMBED] = { "embed_tokens.weight", LM_ROWS, LM_WHOLE },
@@ -94,6 +96,7 @@ static const lm_name table[FAMILIES][LM_PARTS] = {
         [LM_FEATURE_SHIFT] = { "layers.%.self_attn.loam_features.shift", LM_ROWS, LM_WHOLE },
         [LM_FEATURE_BALANCE] = { "layers.%.self_attn.loam_features.balance", LM_ROWS, LM_WHOLE },
         [LM_FEATURE_BALANCE_KEYS] = { "layers.%.self_attn.loam_features.balance_keys", LM_ROWS, LM_WHOLE },
+        [LM_FEATURE_GAIN] = { "layers.%.self_attn.loam_features.gain", LM_ROWS, LM_WHOLE },
     },
     [LM_BERT] = {
         [LM_EMBED] = { "embeddings.word_embeddings.weight", LM_ROWS, LM_WHOLE },
@@ -123,6 +126,7 @@ static const lm_name table[FAMILIES][LM_PARTS] = {
         [LM_FEATURE_BALANCE] = { "encoder.layer.%.attention.self.loam_features.balance", LM_ROWS, LM_WHOLE },
         [LM_FEATURE_BALANCE_KEYS] = { "encoder.layer.%.attention.self.loam_features.balance_keys", LM_ROWS,
                                       LM_WHOLE },
+        [LM_FEATURE_GAIN] = { "encoder.layer.%.attention.self.loam_features.gain", LM_ROWS, LM_WHOLE },
     },
     [LM_NAMES_GGUF] = {
         [LM_EMBED] = { "token_embd.weight", LM_ROWS, LM_WHOLE },

@@ -17,7 +17,10 @@ int64_t lm_config_feature_heads(const lm_config *config)
 
 int64_t lm_config_state(const lm_config *config, int64_t layer)
 {
-    return lm_config_feature_heads(config) * (config->head_dim + 2) * lm_config_features(config, layer);
+    const int64_t heads = lm_config_feature_heads(config), d = config->head_dim,
+                  features = lm_config_features(config, layer), near = config->sinks + config->window;
+    if (config->window == 0 || features == 0) return heads * (d + 2) * features;
+    return heads * (d + 3) * (features + 1) + 2 * config->heads_kv * near * d;
 }
 
 bool lm_part_is_vector(lm_part part)
@@ -41,7 +44,8 @@ bool lm_part_is_vector(lm_part part)
     case LM_FEATURE_ALPHA:
     case LM_FEATURE_SHIFT:
     case LM_FEATURE_BALANCE:
-    case LM_FEATURE_BALANCE_KEYS: return false;
+    case LM_FEATURE_BALANCE_KEYS:
+    case LM_FEATURE_GAIN: return false;
     default: return true;
     }
 }
@@ -65,6 +69,7 @@ static bool has_part(const lm_config *c, lm_part part, int64_t layer)
     case LM_FEATURE_SHIFT:
     case LM_FEATURE_BALANCE:
     case LM_FEATURE_BALANCE_KEYS: return lm_config_features(c, layer) > 0;
+    case LM_FEATURE_GAIN: return lm_config_features(c, layer) > 0 && c->window > 0;
     case LM_GATE: return c->architecture == LM_LLAMA;
     case LM_NORM_1_BIAS:
     case LM_NORM_2_BIAS:
@@ -118,6 +123,7 @@ void lm_part_shape(const lm_config *config, lm_part part, int64_t layer, int64_t
         [LM_FEATURE_SHIFT] = { heads, head_dim },
         [LM_FEATURE_BALANCE] = { heads * head_dim, head_dim },
         [LM_FEATURE_BALANCE_KEYS] = { heads * head_dim, head_dim },
+        [LM_FEATURE_GAIN] = { config->heads_q, 1 },
     };
     *rows = has_part(config, part, layer) ? shapes[part][0] : 0;
     *columns = shapes[part][1];
@@ -159,6 +165,7 @@ const char *lm_part_text(lm_part part, int64_t layer, char text[64])
         [LM_FEATURE_SHIFT] = "features' shift of keys",
         [LM_FEATURE_BALANCE] = "features' balance of queries",
         [LM_FEATURE_BALANCE_KEYS] = "features' balance of keys",
+        [LM_FEATURE_GAIN] = "features' gains",
     };
     if (part < LM_NORM_1)
         snprintf(text, 64, "the %s", names[part]);

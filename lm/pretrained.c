@@ -34,6 +34,7 @@ static const char *lacking(const lm_config *c, const mixer *row)
     if (c->architecture == LM_BERT) return "it sees the whole text; expected gpt2, gpt_neox or llama";
     if (student && row->positive && c->scale_by_layer)
         return "its scores are divided by the number of the layer, which training features leaves out";
+    if (student && c->window > 0) return "it has a window beside its features; expected none";
     if (student && c->features_untied)
         return "its queries and keys have features of their own; expected the same";
     if (student ? !row->positive : row->positive || c->mechanism != LOAM_SOFTMAX || c->forgets)

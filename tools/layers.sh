@@ -53,7 +53,8 @@ cli/ridge      include io cli cli/experiment cli/training cli/lm text lm train
 cli/graft      include io cli cli/experiment cli/training cli/lm cli/ridge text lm train
 cli/tune       include io cli cli/experiment cli/training cli/lm cli/graft text lm train
 cli/dof        include io cli cli/experiment cli/training cli/lm cli/ridge text train lm dof
-cli/distill    include io cli cli/experiment cli/training cli/lm cli/ridge text train lm dof distill
+cli/distill    include io cli cli/experiment cli/training cli/lm cli/ridge cli/graft cli/tune \
+          text train lm dof distill
 cli/regress    include io cli regress
 tests     include io random train text corpus lm cli cli/attend cli/bench cli/experiment cli/training \
           cli/regress cli/ridge cli/graft cli/distill cli/tune dof distill regress

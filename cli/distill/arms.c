@@ -4,18 +4,22 @@
 #include <string.h>
 
 static const distill_arm arms[] = {
-    { "softmax", FORM_SOFTMAX, STUDENT_UNIFORM, false },
-    { "uniform", FORM_DRAWN, STUDENT_UNIFORM, false },
-    { "normal", FORM_DRAWN, STUDENT_NORMAL, false },
-    { "orthogonal", FORM_DRAWN, STUDENT_ORTHOGONAL, false },
-    { "dct", FORM_DRAWN, STUDENT_DCT, false },
-    { "pairs", FORM_DRAWN, STUDENT_PAIRS, false },
-    { "balanced pairs", FORM_DRAWN, STUDENT_PAIRS, true },
-    { "elu + 1", FORM_LINEAR, STUDENT_UNIFORM, false },
-    { "window", FORM_WINDOW, STUDENT_UNIFORM, false },
-    { "trained", FORM_TRAINED, STUDENT_PAIRS, true },
-    { "untied", FORM_UNTIED, STUDENT_PAIRS, true },
-    { "cascade", FORM_CASCADE, STUDENT_PAIRS, true },
+    { "softmax", FORM_SOFTMAX, STUDENT_UNIFORM, false, 0 },
+    { "uniform", FORM_DRAWN, STUDENT_UNIFORM, false, 0 },
+    { "normal", FORM_DRAWN, STUDENT_NORMAL, false, 0 },
+    { "orthogonal", FORM_DRAWN, STUDENT_ORTHOGONAL, false, 0 },
+    { "dct", FORM_DRAWN, STUDENT_DCT, false, 0 },
+    { "pairs", FORM_DRAWN, STUDENT_PAIRS, false, 0 },
+    { "balanced pairs", FORM_DRAWN, STUDENT_PAIRS, true, 0 },
+    { "elu + 1", FORM_LINEAR, STUDENT_UNIFORM, false, 0 },
+    { "window", FORM_WINDOW, STUDENT_UNIFORM, false, 0 },
+    { "trained", FORM_TRAINED, STUDENT_PAIRS, true, 0 },
+    { "hybrid 1/2", FORM_HYBRID, STUDENT_PAIRS, true, 4 },
+    { "hybrid 3/4", FORM_HYBRID, STUDENT_PAIRS, true, 6 },
+    { "hybrid 7/8", FORM_HYBRID, STUDENT_PAIRS, true, 7 },
+    { "direct", FORM_DIRECT, STUDENT_PAIRS, true, 0 },
+    { "untied", FORM_UNTIED, STUDENT_PAIRS, true, 0 },
+    { "cascade", FORM_CASCADE, STUDENT_PAIRS, true, 0 },
 };
 enum { ARMS = sizeof arms / sizeof *arms };
 

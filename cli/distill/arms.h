@@ -12,7 +12,9 @@ typedef enum arm_form {
     FORM_DRAWN,   /* features as they start */
     FORM_TRAINED, /* features that were fitted from there */
     FORM_UNTIED,  /* likewise, with z of their own for keys */
-    FORM_CASCADE  /* as FORM_TRAINED, layer by layer to what the model makes with those before it */
+    FORM_CASCADE, /* as FORM_TRAINED, layer by layer to what the model makes with those before it */
+    FORM_HYBRID,  /* fitted beside exact attention to the first tokens and a window */
+    FORM_DIRECT   /* as FORM_TRAINED, and then through the model */
 } arm_form;
 
 typedef struct distill_arm {
@@ -20,6 +22,7 @@ typedef struct distill_arm {
     arm_form form;
     student_start start; /* of features */
     bool balanced;       /* after shift and balance */
+    int eighths;         /* of a window of equal memory, in a hybrid: features have the rest */
 } distill_arm;
 
 const distill_arm *distill_arm_at(int index); /* in the order of tables; NULL beyond the last */

@@ -34,16 +34,16 @@ int beside_features(const distillation *d, int64_t window, int64_t *features, io
                    window, d->choice.features, (all - each) / token);
 }
 
-static int train(const distillation *d, student *s, int64_t window, const fit *by, io_error *error)
+static int train(const distillation *d, student *s, int64_t window, const fit *by, bool *whole,
+                 io_error *error)
 {
     fit its = *by;
-    bool whole;
     its.options.sinks = DISTILL_SINKS, its.options.window = window;
-    return fit_run(d, s, &its, &whole, error);
+    return fit_run(d, s, &its, whole, error);
 }
 
 int beside_begin(distillation *d, student *s, beside_form form, int64_t window, const fit *by, uint64_t seed,
-                 io_error *error)
+                 bool *whole, io_error *error)
 {
     static const distill_arm calibrated = { .form = FORM_DRAWN, .start = STUDENT_NORMAL, .balanced = true };
     const int threads = d->session->on.threads;
@@ -57,7 +57,8 @@ int beside_begin(distillation *d, student *s, beside_form form, int64_t window, 
     student_beside(s, DISTILL_SINKS, window);
     if (!status) status = student_begin(s, &d->of, beside_arm(form)->start, seed, threads, error);
     if (!status) status = student_gains(s, &d->of, DISTILL_SINKS, window, threads, error);
+    *whole = !status;
     if (status || form == BESIDE_DRAWN) return status;
-    status = train(d, s, window, by, error);
-    return status ? status : student_gains(s, &d->of, DISTILL_SINKS, window, threads, error);
+    status = train(d, s, window, by, whole, error);
+    return status || !*whole ? status : student_gains(s, &d->of, DISTILL_SINKS, window, threads, error);
 }

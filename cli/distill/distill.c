@@ -99,7 +99,7 @@ static int read_request(request *r, int argc, char **argv, const char **model, b
           "of log alpha; default 0.05" },
         { "seed", OPTION_INT, &r->seed, 0, 9e15, "N", "of draws and orders; default 0" },
         { "out", OPTION_TEXT, &r->out, 0, 0, "DIR",
-          "the student as a model, results.csv, windows.csv, training.safetensors; default none" },
+          "the students as models, results.csv, windows.csv, training.safetensors; default none" },
         { "weights", OPTION_TEXT, &r->words.weights, 0, 0, "TYPE",
           "in memory: f32, bf16 or f16; default: the file's type, of 4- and 8-bit files f32" },
         { "tokenizer", OPTION_TEXT, &r->words.tokenizer, 0, 0, "PATH",
@@ -192,7 +192,7 @@ static int measure(command *c, const distill_arm *arm, const student *s, int64_t
 }
 
 /* How many tokens of a sentence an encoder reads is told by a file of its own (loam lm embed). */
-static int copy_length(const command *c, io_error *error)
+static int copy_length(const command *c, const char *directory, io_error *error)
 {
     static const char name[] = "sentence_bert_config.json";
     char path[EXPERIMENT_PATH], *from = NULL, *text = NULL;
@@ -201,7 +201,7 @@ static int copy_length(const command *c, io_error *error)
     int status = lm_path(&from, c->model, name, error);
     if (!status && access(from, F_OK) == 0) {
         status = lm_text_file(&text, &bytes, from, error);
-        snprintf(path, sizeof path, "%s/%s", c->r->out, name);
+        snprintf(path, sizeof path, "%s/%s", directory, name);
         if (!status && !(status = out_open(&file, path, error))) {
             fwrite(text, 1, bytes, out_stream(file));
             status = out_commit(file, error);
@@ -213,7 +213,7 @@ static int copy_length(const command *c, io_error *error)
 }
 
 /* The student as a folder that loam lm reads. */
-static int save_model(const command *c, const student *s, io_error *error)
+static int save_model(const command *c, const student *s, const char *directory, io_error *error)
 {
     const lm_session *from = &c->session;
     char path[EXPERIMENT_PATH], *template = NULL;
@@ -223,11 +223,11 @@ static int save_model(const command *c, const student *s, io_error *error)
     const lm_folder folder = { &m.config, lm_model_type(from->model), student_model_read, &m, from->tokens,
                                template };
     for (int i = 0; !status && i < LM_FOLDER_FILES; i++) {
-        snprintf(path, sizeof path, "%s/%s", c->r->out, lm_folder_name(i));
+        snprintf(path, sizeof path, "%s/%s", directory, lm_folder_name(i));
         status = lm_folder_write(&folder, i, path, error);
     }
     free(template);
-    return !status && c->encoder ? copy_length(c, error) : status;
+    return !status && c->encoder ? copy_length(c, directory, error) : status;
 }
 
 /* What is kept of the last student: how its states fare, and where --out says so the model. */
@@ -237,7 +237,7 @@ static int finish(command *c, const student *s, io_error *error)
     if (!c->flushed) return io_fail(error, EXIT_INTERNAL, "out of memory for shares");
     const int status = c->encoder ? 0
                                   : student_flushed(s, &c->from.of, c->session.on.threads, c->flushed, error);
-    return !status && c->r->out ? save_model(c, s, error) : status;
+    return !status && c->r->out ? save_model(c, s, c->r->out, error) : status;
 }
 
 static int train(command *c, const distill_arm *arm, student *s, const char *path, io_error *error)
@@ -275,15 +275,26 @@ static int measure_arm(command *c, const distill_arm *arm, const char *path, boo
     return status;
 }
 
+/* The student with its window as a folder of its own. */
+static int save_hybrid(const command *c, const student *s, io_error *error)
+{
+    char directory[EXPERIMENT_PATH];
+    snprintf(directory, sizeof directory, "%s/hybrid", c->r->out);
+    const int status = experiment_make_directories(directory, error);
+    return status ? status : save_model(c, s, directory, error);
+}
+
 static int measure_hybrid(command *c, beside_form form, const char *path, io_error *error)
 {
     const fit by = { c->r->training, path, interval, INFINITY, count_one, &c->bar };
     const int64_t window = c->r->hybrid;
     student s = { 0 };
+    bool whole;
     progress_begin(&c->bar, beside_arm(form)->name, form == BESIDE_TRAINED ? by.options.steps : 0);
-    int status = beside_begin(&c->from, &s, form, window, &by, c->r->training.seed, error);
+    int status = beside_begin(&c->from, &s, form, window, &by, c->r->training.seed, &whole, error);
     progress_end(&c->bar);
     if (!status) status = measure(c, beside_arm(form), &s, window, error);
+    if (!status && path && c->r->layer < 0) status = save_hybrid(c, &s, error);
     student_close(&s);
     return status;
 }
@@ -303,6 +314,8 @@ static bool is_wanted(const command *c, const distill_arm *a)
     case FORM_TRAINED: return c->r->training.steps > 0;
     case FORM_UNTIED: return c->r->training.steps > 0 && c->r->untied;
     case FORM_CASCADE: return c->r->training.steps > 0 && c->r->cascade;
+    case FORM_HYBRID:
+    case FORM_DIRECT: return false; /* a hybrid is one of --hybrid, beside the table */
     default: return true;
     }
 }

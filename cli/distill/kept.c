@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char first_line[] = "loam experiment distill 1";
+static const char first_line[] = "loam experiment distill 2";
 
 /* ---- writing */
 
@@ -28,6 +28,7 @@ int kept_save(const cells *c, const char *path, io_error *error)
     FILE *out = out_stream(file);
     fprintf(out, "%s\n%s\n%016" PRIx64 "\n", first_line, c->line, c->checksum);
     write_numbers(out, c->rises, c->layers * STRATEGY_POINTS);
+    write_numbers(out, c->speeds[0], 2 * SPEEDS);
     for (int i = 0; i < c->count; i++) {
         const cell *one = &c->list[i];
         if (!cell_done(one)) continue;
@@ -57,6 +58,17 @@ static bool read_numbers(FILE *in, double *x, int64_t count)
     return true;
 }
 
+/* Numbers that are not yet known stay as they are. */
+static bool read_known(FILE *in, double *x, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        double value;
+        if (fscanf(in, "%la ", &value) != 1) return false;
+        if (!isnan(value)) x[i] = value;
+    }
+    return true;
+}
+
 typedef const char *word_at(int index);
 
 /* -2: it is none of them; -1: "none" */
@@ -82,7 +94,8 @@ static bool read_cell(cells *c, FILE *in)
 static bool read_rest(cells *c, FILE *in)
 {
     char word[8];
-    if (fscanf(in, "%" SCNx64, &c->checksum) != 1 || !read_numbers(in, c->rises, c->layers * STRATEGY_POINTS))
+    if (fscanf(in, "%" SCNx64, &c->checksum) != 1 || !read_known(in, c->rises, c->layers * STRATEGY_POINTS) ||
+        !read_known(in, c->speeds[0], 2 * SPEEDS))
         return false;
     while (fscanf(in, "%7s", word) == 1) {
         if (strcmp(word, "end") == 0) return true;

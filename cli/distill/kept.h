@@ -5,7 +5,8 @@
 
 #include "cli/distill/cells.h"
 
-/* Into cells that were opened for the model; no file: nothing is known. One of another line is an error. */
+/* What it has comes to what is known of cells that were opened for the model; no file: nothing does. One of
+ * another line is an error. */
 int kept_load(cells *c, const char *path, io_error *error);
 /* Written whole or not at all. */
 int kept_save(const cells *c, const char *path, io_error *error);

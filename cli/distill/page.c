@@ -11,9 +11,10 @@
 static void put_table(FILE *out, const cells *c, const series *list, int count)
 {
     char label[CELL_LABEL], text[64];
-    fputs("<div class=\"wide\"><table>\n<tr><th>attention</th><th>seeds</th><th>NLL</th>"
-          "<th>more than softmax</th><th>gap</th></tr>\n",
-          out);
+    fprintf(out,
+            "<div class=\"wide\"><table>\n<tr><th>attention</th><th>seeds</th><th>%s</th>"
+            "<th>more than softmax</th><th>gap</th></tr>\n",
+            cells_measure(c));
     for (int i = 0; i < count; i++)
         fprintf(out, "<tr><td>%s</td><td>%d</td><td>%.4f</td><td>%s</td><td>%.3f</td></tr>\n",
                 cell_label(list[i].cell[0], label), list[i].seeds, series_difference(c, &list[i], NULL).mean,
@@ -77,12 +78,14 @@ static void put_model(FILE *out, const cells *c, int number, bool drawn)
         shared |= distill_shared(c, how) != NULL;
     fputs("<h2>", out), html_escape(out, c->model), fputs("</h2>\n", out);
     put_table(out, c, list, count);
-    put_paper(out, c, list, count);
+    if (!c->encoder) put_paper(out, c, list, count);
     html_claims(out, "What is expected", "about", claims, judged);
     if (drawn) {
         fputs("<div class=\"row\">\n", out);
         put_picture(out, "nll", number, "NLL by attention");
         if (shared) put_picture(out, "dimensions", number, "features by layer");
+        if (c->far > 0) put_picture(out, "positions", number, "NLL by position");
+        if (cells_timed(c)) put_picture(out, "speed", number, "tokens a second by length");
         fputs("</div>\n", out);
     }
     fputs("<p>", out), html_escape(out, c->line), fputs(".</p>\n", out);
@@ -97,12 +100,17 @@ int distill_page_write(const distill_report *r, const char *path, io_error *erro
     html_head(out, "From softmax to positive features");
     for (int i = 0; i < r->count; i++)
         put_model(out, &r->models[i], i + 1, r->drawn);
-    fputs("<h2>What was run</h2>\n<p>NLL is -log p of a token of ", out), html_escape(out, r->texts);
+    fputs(
+        "<h2>What was run</h2>\n<p>NLL is -log p of a token; 1 - cosine, of an encoder, is that between the "
+        "vectors of a line under softmax and under this attention. Of ",
+        out),
+        html_escape(out, r->texts);
     fputs("; features are fitted to ", out), html_escape(out, r->calibration);
     fputs(
         ". ± is one standard error over windows, of differences window by window; of several seeds the mean "
         "of a window is taken first.</p>\n<p>Tables: <a href=\"results.csv\">results.csv</a>, "
-        "<a href=\"windows.csv\">windows.csv</a>, <a href=\"dimensions.csv\">dimensions.csv</a>.</p>\n"
+        "<a href=\"windows.csv\">windows.csv</a>, <a href=\"dimensions.csv\">dimensions.csv</a>, "
+        "<a href=\"positions.csv\">positions.csv</a>, <a href=\"speed.csv\">speed.csv</a>.</p>\n"
         "</body>\n</html>\n",
         out);
     return out_commit(file, error);

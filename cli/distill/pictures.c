@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "cli/distill/pictures.h"
 
+#include "cli/distill/arms.h"
 #include "cli/plot.h"
 
 #include <inttypes.h>
@@ -8,10 +9,14 @@
 
 const cell *distill_shared(const cells *c, int how)
 {
-    for (int i = 0; i < c->count; i++)
-        if (c->list[i].chosen && c->list[i].strategy == how && c->list[i].loss >= 0) return &c->list[i];
+    for (int i = 0; i < c->count; i++) {
+        const cell *one = &c->list[i];
+        if (one->chosen && one->strategy == how && distill_arm_at(one->arm)->form == FORM_TRAINED) return one;
+    }
     return NULL;
 }
+
+static bool is_far(const cell *one) { return one->chosen && cell_has_far(one); }
 
 static int draw_dimensions(const cells *c, const char *path, io_error *error)
 {
@@ -68,9 +73,65 @@ static int draw_nll(const cells *c, const char *path, io_error *error)
         fprintf(out, " %d", i);
     }
     fputs(")\nset title ", out), plot_quote(p, c->model);
-    fputs(" offset 0,-0.5\nset xlabel '-log p of a token, more than with softmax' offset 0,0.3\nunset key\n"
-          "set lmargin at screen 0.38\nset rmargin at screen 0.96\n"
+    fprintf(out, " offset 0,-0.5\nset xlabel '%s, more than with softmax' offset 0,0.3\n", cells_measure(c));
+    fputs("unset key\nset lmargin at screen 0.38\nset rmargin at screen 0.96\n"
           "plot $n using 1:2:3:4 with xerrorbars lc variable pt 7 ps 0.7\n",
+          out);
+    return plot_close(p, error);
+}
+
+/* ---- lines by tokens, on a scale of powers of two */
+
+/* A token's -log p behind so many others of a long window. */
+static int draw_positions(const cells *c, const char *path, io_error *error)
+{
+    char label[CELL_LABEL];
+    plot *p;
+    const int status = plot_open(&p, path, 720, 480, error);
+    if (status) return status;
+    FILE *out = plot_script(p);
+    for (int i = 0; i < c->count; i++) {
+        if (!is_far(&c->list[i])) continue;
+        fprintf(out, "$s%d << EOD\n", i);
+        for (int place = 0; place < TRIAL_PLACES; place++) {
+            const paired nll = cell_far(c, &c->list[i], NULL, place);
+            if (nll.tokens > 0)
+                fprintf(out, "%.6g %.6g\n", (place + 0.5) * (double)c->length / TRIAL_PLACES, nll.mean);
+        }
+        fputs("EOD\n", out);
+    }
+    fputs("set title ", out), plot_quote(p, c->model);
+    fputs(" offset 0,-0.5\nset xlabel 'tokens before it' offset 0,0.5\nset ylabel '-log p of a token'\n"
+          "set key outside right top\nset grid\n",
+          out);
+    fprintf(out, "set arrow 1 from %" PRId64 ", graph 0 to %" PRId64 ", graph 1 nohead dt 2 lc 8\n",
+            c->length / 4, c->length / 4);
+    const char *before = "plot ";
+    int line = 1;
+    for (int i = 0; i < c->count; i++) {
+        if (!is_far(&c->list[i])) continue;
+        fprintf(out, "%s$s%d using 1:2 with linespoints lt %d pt 7 ps 0.4 title ", before, i, line++);
+        plot_quote(p, cell_label(&c->list[i], label));
+        before = ", ";
+    }
+    fputc('\n', out);
+    return plot_close(p, error);
+}
+
+static int draw_speed(const cells *c, const char *path, io_error *error)
+{
+    plot *p;
+    const int status = plot_open(&p, path, 640, 420, error);
+    if (status) return status;
+    FILE *out = plot_script(p);
+    fputs("$s << EOD\n", out);
+    for (int i = 0; i < SPEEDS && c->behind[i] > 0; i++)
+        fprintf(out, "%" PRId64 " %.6g %.6g\n", c->behind[i], 1 / c->speeds[0][i], 1 / c->speeds[1][i]);
+    fputs("EOD\nset title ", out), plot_quote(p, c->model);
+    fputs(" offset 0,-0.5\nset xlabel 'tokens before it' offset 0,0.5\nset ylabel 'tokens a second'\n"
+          "set logscale x 2\nset yrange [0:*]\nset grid\nset key bottom left\n"
+          "plot $s using 1:2 with linespoints lt 1 pt 7 title 'keys and values', "
+          "$s using 1:3 with linespoints lt 2 pt 7 title 'states'\n",
           out);
     return plot_close(p, error);
 }
@@ -82,7 +143,11 @@ int distill_draw(const cells *c, int number, const char *directory, io_error *er
     for (int how = 0; strategy_name(how); how++)
         shared |= distill_shared(c, how) != NULL;
     snprintf(path, sizeof path, "%s/nll-%d.svg", directory, number);
-    const int status = draw_nll(c, path, error);
+    int status = draw_nll(c, path, error);
     snprintf(path, sizeof path, "%s/dimensions-%d.svg", directory, number);
-    return !status && shared ? draw_dimensions(c, path, error) : status;
+    if (!status && shared) status = draw_dimensions(c, path, error);
+    snprintf(path, sizeof path, "%s/positions-%d.svg", directory, number);
+    if (!status && c->far > 0) status = draw_positions(c, path, error);
+    snprintf(path, sizeof path, "%s/speed-%d.svg", directory, number);
+    return !status && cells_timed(c) ? draw_speed(c, path, error) : status;
 }

@@ -63,6 +63,34 @@ static void put_dimensions(FILE *out, const cells *c)
     }
 }
 
+/* Of windows that are longer than those of the calibration, by the place of a token in them. */
+static void put_positions(FILE *out, const cells *c)
+{
+    for (int i = 0; i < c->count; i++) {
+        if (!c->list[i].chosen || !cell_has_far(&c->list[i])) continue;
+        for (int place = 0; place < TRIAL_PLACES; place++) {
+            const paired nll = cell_far(c, &c->list[i], NULL, place),
+                         more = cell_far(c, &c->list[i], &c->list[0], place);
+            if (nll.tokens == 0) continue;
+            put_words(out, c, &c->list[i]);
+            fprintf(out, ",%" PRId64 ",%" PRId64 ",%" PRId64, place * c->length / TRIAL_PLACES,
+                    (place + 1) * c->length / TRIAL_PLACES, nll.tokens);
+            put_number(out, nll.mean), put_number(out, more.mean), put_number(out, more.error);
+            fputc('\n', out);
+        }
+    }
+}
+
+static void put_speeds(FILE *out, const cells *c)
+{
+    static const char *const names[] = { "keys and values", "states" };
+    for (int form = 0; form < 2; form++)
+        for (int i = 0; i < SPEEDS && c->behind[i] > 0 && !isnan(c->speeds[form][i]); i++)
+            fprintf(out, "%s,%s,%" PRId64 ",%.6g,%.6g,%" PRId64 "\n", c->model, names[form], c->behind[i],
+                    1e3 * c->speeds[form][i], 1 / c->speeds[form][i],
+                    c->bytes[form] * (form == 0 ? c->behind[i] : 1));
+}
+
 typedef void table(FILE *out, const cells *c);
 
 static int write_table(const distill_report *r, const char *directory, const char *name, const char *head,
@@ -87,10 +115,10 @@ static void print_model(FILE *out, const cells *c)
     claim claims[VERDICTS];
     char label[CELL_LABEL], text[64];
     const int count = cells_series(c, list), judged = verdicts_of(c, claims);
-    fprintf(out, "\n%s\n%-26s %6s %9s %7s  %s\n", c->model, "attention", "seeds", "NLL", "gap",
+    fprintf(out, "\n%s\n%-26s %6s %10s %7s  %s\n", c->model, "attention", "seeds", cells_measure(c), "gap",
             "more than softmax");
     for (int i = 0; i < count; i++)
-        fprintf(out, "%-26s %6d %9.4f %7.3f  %s\n", cell_label(list[i].cell[0], label), list[i].seeds,
+        fprintf(out, "%-26s %6d %10.4f %7.3f  %s\n", cell_label(list[i].cell[0], label), list[i].seeds,
                 series_difference(c, &list[i], NULL).mean, series_gap(c, list, count, &list[i]),
                 paired_text(series_difference(c, &list[i], &list[0]), text));
     for (int i = 0; i < judged; i++)
@@ -114,6 +142,13 @@ int distill_report_write(const distill_report *r, const char *directory, io_erro
     if (!status)
         status = write_table(r, directory, "dimensions.csv", "model,strategy,layer,features", put_dimensions,
                              error);
+    if (!status)
+        status = write_table(r, directory, "positions.csv",
+                             "model,strategy,loss,seed,arm,first,end,tokens,nll,more,error", put_positions,
+                             error);
+    if (!status)
+        status = write_table(r, directory, "speed.csv", "model,text,tokens,milliseconds,per_second,bytes",
+                             put_speeds, error);
     for (int i = 0; !status && r->drawn && i < r->count; i++)
         status = distill_draw(&r->models[i], i + 1, directory, error);
     snprintf(path, sizeof path, "%s/index.html", directory);

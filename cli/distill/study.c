@@ -20,16 +20,16 @@ static const char ABOUT[] =
     "each on the same windows, with the paper's gaps beside them. Models after the first have Fix and "
     "degrees of freedom by the softmax loss, of the first seed.\n"
     "A killed run goes on when it is started again with the same options, and comes to the same bytes in "
-    "every table.";
+    "every table. Several processes with the same options, as one for each GPU, share the work.";
 
 enum { MODELS = 8, MODEL_PATH = 4096 };
 
 typedef struct request {
     lm_words words;
-    const char *models, *strategies, *losses, *seeds, *out;
+    const char *models, *strategies, *losses, *students, *seeds, *out;
     course course;
     double minutes, interval;
-    bool tiny, reduced, restart;
+    bool tiny, reduced, restart, report;
 } request;
 
 /* ---- options */
@@ -69,17 +69,22 @@ static int check_models(const char *models, io_error *error)
 static int check_request(request *r, io_error *error)
 {
     course *const c = &r->course;
+    if (r->report && r->restart)
+        return io_fail(error, EXIT_USAGE, "--report and --restart contradict each other");
     if (r->tiny && r->reduced)
         return io_fail(error, EXIT_USAGE, "--tiny and --reduced contradict each other");
     for (int i = 0; strategy_name(i); i++)
         c->strategies[i] = strcmp(strategy_name(i), "head") != 0 && strcmp(strategy_name(i), "clip") != 0;
     for (int i = 0; course_loss(i); i++)
         c->losses[i] = true;
+    for (int i = 0; course_student_name(i); i++)
+        c->students[i] = true;
     course_fill(c, r->reduced);
     int status = check_models(r->models, error);
     if (!status) status = experiment_check_out(r->out, error);
     if (!status) status = read_names("strategies", r->strategies, strategy_name, c->strategies, error);
     if (!status) status = read_names("losses", r->losses, course_loss, c->losses, error);
+    if (!status) status = read_names("students", r->students, course_student_name, c->students, error);
     if (!status)
         status = experiment_read_list("seeds",
                                       r->seeds     ? r->seeds
@@ -89,13 +94,20 @@ static int check_request(request *r, io_error *error)
     return !status && dof_budget_check(&c->budget, error) ? EXIT_USAGE : status;
 }
 
+/* Numbers that are not given are those of the reduced experiment or of the tiny one (course_fill). */
+static request request_default(void)
+{
+    request r = { .words = lm_words_default(), .out = "out/distill", .interval = 60 };
+    r.course.budget = (dof_budget){ .unit = 8, .most = LOAM_MAX_DIM };
+    r.course.training = training_options_default();
+    r.course.training.steps = r.course.measured_steps = -1, r.course.training.batch = 0;
+    return r;
+}
+
 static int read_request(request *r, int argc, char **argv, bool *help, io_error *error)
 {
-    *r = (request){ .words = lm_words_default(), .out = "out/distill", .interval = 60 };
+    *r = request_default();
     course *const c = &r->course;
-    c->budget = (dof_budget){ .unit = 8, .most = LOAM_MAX_DIM };
-    c->training = training_options_default();
-    c->training.steps = c->measured_steps = -1, c->training.batch = 0;
     const option_row rows[] = {
         { "calibration", OPTION_TEXT, &c->calibration, 0, 0, "FILE,..", "texts that features are fitted to" },
         { "text", OPTION_TEXT, &c->texts, 0, 0, "FILE,..", "texts that are predicted" },
@@ -105,6 +117,8 @@ static int read_request(request *r, int argc, char **argv, bool *help, io_error 
           "of fix, rel, attn, head, clip, measured; default fix,rel,attn,measured" },
         { "losses", OPTION_TEXT, &r->losses, 0, 0, "LIST",
           "of softmax, l2row, l2, that train fix; default all; the other strategies have softmax" },
+        { "students", OPTION_TEXT, &r->students, 0, 0, "LIST",
+          "of trained, hybrid, cascade, direct; default all" },
         { "seeds", OPTION_TEXT, &r->seeds, 0, 0, "LIST", "default 1, reduced 1,2,3; the first shares out" },
         { "windows", OPTION_INT, &c->windows, 1, 1e6, "N", "of the calibration; default 4, reduced 64" },
         { "context", OPTION_INT, &c->context, 2, 1e6, "N", "tokens of a window; default 64, reduced 512" },
@@ -121,6 +135,8 @@ static int read_request(request *r, int argc, char **argv, bool *help, io_error 
           "of the calibration that measured predicts; default 1, reduced 8" },
         { "measured-steps", OPTION_INT, &c->measured_steps, 0, 1e9, "N",
           "of training before it measures; default 2, reduced 100" },
+        { "direct-steps", OPTION_INT, &c->direct_steps, 1, 1e9, "N",
+          "of training through the model; default 10, reduced 500" },
         { "rate", OPTION_REAL, &c->training.rate, 1e-9, 10, "X", "of z; default 0.02" },
         { "rate-alpha", OPTION_REAL, &c->training.rate_log_alpha, 1e-9, 10, "X",
           "of log alpha; default 0.05" },
@@ -137,6 +153,7 @@ static int read_request(request *r, int argc, char **argv, bool *help, io_error 
         { "checkpoint", OPTION_REAL, &r->interval, 0, 1e9, "SECONDS",
           "what a killed run may lose of a training at most; default 60" },
         { "out", OPTION_TEXT, &r->out, 0, 0, "DIR", "where the results go; default out/distill" },
+        { "report", OPTION_FLAG, &r->report, 0, 0, NULL, "on what is done so far, and end" },
         { "restart", OPTION_FLAG, &r->restart, 0, 0, NULL, "discard what an earlier run left" },
         { .name = NULL },
     };
@@ -168,7 +185,8 @@ static int run_models(const request *r, cells list[MODELS], int *count, bool *wh
                                              .number = *count + 1,
                                              .interval = r->interval,
                                              .end = end,
-                                             .restart = r->restart };
+                                             .restart = r->restart,
+                                             .report = r->report };
         status = distill_sweep_run(&with, &list[(*count)++], whole, error);
         at += bytes;
     }

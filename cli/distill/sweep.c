@@ -3,8 +3,10 @@
 #include "cli/distill/sweep.h"
 
 #include "cli/distill/kept.h"
+#include "cli/distill/making.h"
 #include "cli/distill/measure.h"
-#include "cli/progress.h"
+#include "cli/distill/speed.h"
+#include "cli/distill/turns.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -18,30 +20,43 @@ enum { PROBE_STEPS = 4 };
 
 typedef struct sweep {
     const distill_sweep_options *with;
-    const course *course;
+    const course *course; /* the caller's, or `own` */
+    course own;           /* of an encoder */
     cells *cells;
     char state[EXPERIMENT_PATH];
+    turns turns; /* of processes that share the directory */
     lm_session session;
-    ridge_plan plan;
-    trial trial;
+    ridge_plan plan, far; /* far: of longer windows, none where cells->far is 0 */
+    trial trial, beyond;  /* of these */
     distillation from;
-    shares by[COURSE_STRATEGIES]; /* as they are wanted */
-    double step, window;          /* seconds of one, as measured when it begins */
-    double begun, expected,
-        past; /* seconds that cells should take in all, and that those that are done should have */
-    progress bar;
-    bool over; /* the time is */
+    making making;
+    double step, window;    /* seconds of one, as measured when it begins */
+    double begun, expected; /* when, and seconds that what was then left should take */
 } sweep;
 
-static void count_one(void *bar) { progress_add(bar, 1); }
+/* ---- what is known */
 
-/* ---- files */
+static const char MEASURED[] = "measured", STATE[] = "state", SPEED[] = "speed";
 
-static const char *path_of(const sweep *s, const cell *one, char path[EXPERIMENT_PATH])
+/* The name of a cell's turn. */
+static void name_cell(const cell *one, char name[CELL_LABEL + 32])
 {
-    snprintf(path, EXPERIMENT_PATH, "%s/training-%d-%s-%s-%" PRId64 ".safetensors", s->with->directory,
-             s->with->number, strategy_name(one->strategy), course_loss(one->loss), one->seed);
-    return path;
+    char label[CELL_LABEL];
+    snprintf(name, CELL_LABEL + 32, "%s, %" PRId64, cell_label(one, label), one->seed);
+}
+
+/* What other processes have found since comes to what this one knows. */
+static int look(const sweep *s, io_error *error) { return kept_load(s->cells, s->state, error); }
+
+/* What this one has found comes to what others know. */
+static int keep(void *to, io_error *error)
+{
+    const sweep *s = to;
+    if (!turns_wait(&s->turns, STATE, INFINITY)) return 0;
+    int status = look(s, error);
+    if (!status) status = kept_save(s->cells, s->state, error);
+    turns_leave(&s->turns, STATE);
+    return status;
 }
 
 static int discard(const char *path, io_error *error)
@@ -50,24 +65,13 @@ static int discard(const char *path, io_error *error)
     return io_fail(error, EXIT_OUTPUT, "%s: %s", path, strerror(errno));
 }
 
-static void measured_path(const sweep *s, char path[EXPERIMENT_PATH])
-{
-    snprintf(path, EXPERIMENT_PATH, "%s/measured-%d", s->with->directory, s->with->number);
-}
-
 /* Checkpoints of cells: all of them, or, of a run that was killed between the two, those that are done. */
 static int discard_checkpoints(const sweep *s, bool all, io_error *error)
 {
-    char path[EXPERIMENT_PATH], point[EXPERIMENT_PATH + 32];
-    int status = 0;
+    int status = all ? making_discard_measured(&s->making, error) : 0;
     for (int i = 0; !status && i < s->cells->count; i++) {
         const cell *one = &s->cells->list[i];
-        if (one->loss >= 0 && (all || cell_done(one))) status = discard(path_of(s, one, path), error);
-    }
-    measured_path(s, path);
-    for (int64_t n = s->course->budget.unit; !status && all && n <= s->course->budget.most; n *= 2) {
-        snprintf(point, sizeof point, "%s-%" PRId64 ".safetensors", path, n);
-        status = discard(point, error);
+        if (one->loss >= 0 && (all || cell_done(one))) status = making_discard(&s->making, one, error);
     }
     return status;
 }
@@ -85,28 +89,70 @@ static void describe(const sweep *s)
              machine_name(&s->session.on, name));
 }
 
+/* Windows of four times the calibration's length, or as long as the model reads. */
+static int open_far(sweep *s, int64_t *windows, io_error *error)
+{
+    const int64_t most = lm_model_config(s->session.model)->context, want = 4 * s->course->context,
+                  length = want < most ? want : most;
+    const ridge_choice choice = { .context = length, .tokens = s->course->tokens };
+    *windows = 0;
+    if (length <= s->course->context || s->cells->encoder) return 0;
+    const int status = ridge_plan_open(&s->far, &choice, s->session.model, s->session.tokens,
+                                       s->course->texts, error);
+    if (!status) *windows = s->far.window_count, s->cells->length = length;
+    return status;
+}
+
+static void count_tokens(sweep *s)
+{
+    cells *const c = s->cells;
+    for (int64_t n = 0; n < c->windows; n++)
+        c->tokens[n] = s->plan.windows[n].at.scored, c->text[n] = s->plan.windows[n].text;
+    for (int64_t n = 0; n < c->far; n++)
+        for (int64_t i = 0; i < s->far.windows[n].at.scored; i++)
+            c->places[n * TRIAL_PLACES + trial_place(&s->far, n, i)]++;
+}
+
 static int open_cells(sweep *s, io_error *error)
 {
     cells *const c = s->cells;
-    int status = cells_open(c, lm_model_config(s->session.model)->layers, s->plan.window_count, error);
-    for (int64_t n = 0; !status && n < c->windows; n++)
-        c->tokens[n] = s->plan.windows[n].at.scored, c->text[n] = s->plan.windows[n].text;
-    if (!status) describe(s);
-    if (!status) status = cells_choose(c, s->course, error);
+    int64_t far;
+    int status = open_far(s, &far, error);
+    if (!status)
+        status = cells_open(c, lm_model_config(s->session.model)->layers, s->plan.window_count, far, error);
+    if (status) return status;
+    count_tokens(s), describe(s);
+    if (!c->encoder) speed_plan(c, s->course, &s->session);
+    status = cells_choose(c, s->course, error);
     if (!status && s->with->restart) status = discard(s->state, error);
     if (!status && s->with->restart) status = discard_checkpoints(s, true, error);
-    if (!status) status = kept_load(c, s->state, error);
+    if (!status) status = look(s, error);
     return status ? status : discard_checkpoints(s, false, error);
+}
+
+/* Features of an encoder are trained on the CPU, whatever the others are. */
+static int open_session(sweep *s, io_error *error)
+{
+    const char *const path = s->with->model;
+    lm_words words = *s->with->words;
+    int status = lm_session_open(&s->session, path, &words, error);
+    if (status || lm_model_config(s->session.model)->architecture != LM_BERT) return status;
+    s->cells->encoder = true;
+    s->own = course_of_encoder(s->course, lm_model_config(s->session.model)->head_dim);
+    s->course = s->making.course = &s->own;
+    if (!s->session.on.gpu) return 0;
+    lm_session_close(&s->session);
+    words.backend = NULL, words.device = -1;
+    return lm_session_open(&s->session, path, &words, error);
 }
 
 static int open_model(sweep *s, io_error *error)
 {
     const char *const path = s->with->model;
-    const ridge_choice choice = { .context = s->course->context, .tokens = s->course->tokens };
-    int status = lm_session_open(&s->session, path, s->with->words, error);
+    int status = open_session(s, error);
     if (!status) status = distillation_check(&s->session, path, error);
-    if (!status && lm_model_config(s->session.model)->architecture == LM_BERT)
-        status = io_fail(error, EXIT_USAGE, "%s: it is an encoder; expected a model that predicts", path);
+    if (!status) status = dof_budget_check(&s->course->budget, error);
+    const ridge_choice choice = { .context = s->course->context, .tokens = s->course->tokens };
     lm_model_name(path, s->cells->model);
     if (!status)
         status = ridge_plan_open(&s->plan, &choice, s->session.model, s->session.tokens, s->course->texts,
@@ -120,99 +166,69 @@ static int open_calibration(sweep *s, io_error *error)
     const course *c = s->course;
     const distillation_choice choice = { c->calibration, c->windows, c->context, c->budget.mean, false };
     int status = trial_open(&s->trial, &s->plan, s->session.model, error);
+    if (!status && s->cells->far > 0) status = trial_open(&s->beyond, &s->far, s->session.model, error);
     if (!status) status = distillation_open(&s->from, &s->session, &choice, error);
     if (status) return status;
     if (s->cells->checksum && s->cells->checksum != s->from.checksum)
         return io_fail(error, EXIT_INPUT, "%s is of a run with another calibration: --restart discards it",
                        s->state);
     s->cells->checksum = s->from.checksum;
-    return kept_save(s->cells, s->state, error);
-}
-
-/* ---- features */
-
-static int keep_rises(void *to, io_error *error)
-{
-    const sweep *s = to;
-    return kept_save(s->cells, s->state, error);
-}
-
-/* The time may be over before. */
-static int share(sweep *s, int how, io_error *error)
-{
-    const course *c = s->course;
-    char path[EXPERIMENT_PATH];
-    bool whole;
-    measured_path(s, path);
-    strategy_problem p = { .how = strategy_at(how),
-                           .budget = c->budget,
-                           .from = &s->from,
-                           .seed = (uint64_t)c->seeds.items[0],
-                           .measured = { .windows = c->measured_windows,
-                                         .fit = { .options = c->training,
-                                                  .path = path,
-                                                  .interval = s->with->interval,
-                                                  .end = s->with->end },
-                                         .rises = s->cells->rises,
-                                         .keep = keep_rises,
-                                         .to = s } };
-    p.measured.fit.options.steps = c->measured_steps;
-    if (s->by[how].features) return 0;
-    const int status = strategy_share(&p, &s->by[how], &whole, error);
-    s->over = !status && !whole;
-    return status;
-}
-
-static int train(sweep *s, const cell *one, student *of, io_error *error)
-{
-    char path[EXPERIMENT_PATH], label[CELL_LABEL];
-    fit by = {
-        s->course->training, path_of(s, one, path), s->with->interval, s->with->end, count_one, &s->bar
-    };
-    bool whole;
-    by.options.loss = (feature_loss_kind)one->loss, by.options.seed = (uint64_t)one->seed;
-    progress_begin(&s->bar, cell_label(one, label), by.options.steps);
-    const int status = fit_run(&s->from, of, &by, &whole, error);
-    progress_end(&s->bar);
-    s->over = !status && !whole;
-    return status;
-}
-
-static int make_student(sweep *s, const cell *one, student *of, io_error *error)
-{
-    const distill_arm *const arm = distill_arm_at(one->arm);
-    int status = share(s, one->strategy, error);
-    if (status || s->over) return status;
-    const shares *const by = &s->by[one->strategy];
-    status = distillation_begin(&s->from, of, arm, by->features, by->used, (uint64_t)one->seed, error);
-    return !status && one->loss >= 0 ? train(s, one, of, error) : status;
+    status = keep(s, error);
+    /* Vectors of lines are compared with the first that were read. */
+    return status || !s->cells->encoder
+               ? status
+               : measure_arm_of(&s->from, &s->trial, distill_arm_at(0), NULL, -1, 0, error);
 }
 
 /* ---- cells */
 
-/* Its numbers count from the moment that the first loss is there. */
-static int finish(sweep *s, cell *one, double seconds, io_error *error)
+/* Longer windows are read by softmax, the window and what is trained, of the first seed. */
+static bool goes_far(const sweep *s, const cell *one)
 {
-    char path[EXPERIMENT_PATH];
-    for (int64_t i = 0; one->strategy >= 0 && i < s->cells->layers; i++)
-        one->features[i] = (double)s->by[one->strategy].features[i];
+    const arm_form form = distill_arm_at(one->arm)->form;
+    return s->cells->far > 0 && (form == FORM_SOFTMAX || form == FORM_WINDOW ||
+                                 (one->loss >= 0 && one->seed == s->course->seeds.items[0]));
+}
+
+/* -log p by window, and of longer windows by place. */
+static int measure(sweep *s, const cell *one, const student *of, double *far, io_error *error)
+{
+    const distill_arm *const arm = distill_arm_at(one->arm);
+    const int64_t window = making_window(&s->making, arm);
+    int status = measure_arm_of(&s->from, &s->trial, arm, of, -1, window, error);
+    if (status || !goes_far(s, one)) return status;
+    s->beyond.places = far;
+    status = measure_arm_of(&s->from, &s->beyond, arm, of, -1, window, error);
+    if (!status) trial_drop(&s->beyond);
+    return status;
+}
+
+/* Its numbers count from the moment that the first loss is there. */
+static int finish(sweep *s, cell *one, const student *of, const double *far, double seconds, io_error *error)
+{
+    cells *const c = s->cells;
+    for (int64_t i = 0; of->layer && i < c->layers; i++)
+        one->features[i] = (double)of->layer[i].features;
+    if (goes_far(s, one)) memcpy(one->far, far, (size_t)(c->far * TRIAL_PLACES) * sizeof *far);
     *one->seconds = seconds;
-    memcpy(one->nll, s->trial.sums[s->trial.count - 1], (size_t)s->cells->windows * sizeof *one->nll);
+    memcpy(one->nll, s->trial.sums[s->trial.count - 1], (size_t)c->windows * sizeof *one->nll);
     trial_drop(&s->trial);
-    const int status = kept_save(s->cells, s->state, error);
-    return !status && one->loss >= 0 ? discard(path_of(s, one, path), error) : status;
+    const int status = keep(s, error);
+    return !status && one->loss >= 0 ? making_discard(&s->making, one, error) : status;
 }
 
 static int run_cell(sweep *s, cell *one, io_error *error)
 {
-    const distill_arm *const arm = distill_arm_at(one->arm);
     const double begun = lm_seconds();
+    const bool has = one->strategy >= 0;
+    double *const far = calloc((size_t)(s->cells->far * TRIAL_PLACES + 1), sizeof *far);
     student of = { 0 };
-    int status = one->strategy >= 0 ? make_student(s, one, &of, error) : 0;
-    if (!status && !s->over)
-        status = measure_arm_of(&s->from, &s->trial, arm, one->strategy >= 0 ? &of : NULL, -1, 0, error);
-    if (!status && !s->over) status = finish(s, one, lm_seconds() - begun, error);
+    int status = far ? 0 : io_fail(error, EXIT_INTERNAL, "out of memory for longer windows");
+    if (!status && has) status = making_student(&s->making, one, &of, error);
+    if (!status && !s->making.over) status = measure(s, one, has ? &of : NULL, far, error);
+    if (!status && !s->making.over) status = finish(s, one, &of, far, lm_seconds() - begun, error);
     student_close(&of);
+    free(far);
     return status;
 }
 
@@ -227,9 +243,10 @@ static int probe(sweep *s, io_error *error)
     fit few = by;
     student of = { 0 };
     bool whole;
-    int status = share(s, 0, error);
+    int status = making_share(&s->making, 0, error);
     few.options.steps = PROBE_STEPS;
-    if (!status) status = distillation_begin(&s->from, &of, trained, s->by[0].features, NULL, 1, error);
+    if (!status)
+        status = distillation_begin(&s->from, &of, trained, s->making.by[0].features, NULL, 1, error);
     for (int i = 0; !status && i < 2; i++) {
         const double begun = lm_seconds();
         status = fit_run(&s->from, &of, &few, &whole, error);
@@ -239,13 +256,12 @@ static int probe(sweep *s, io_error *error)
     return status;
 }
 
-static double cost_of(const sweep *s, const cell *one)
+static bool is_measured(const cell *one)
 {
-    return (one->loss < 0 ? 0 : s->step * (double)s->course->training.steps) +
-           s->window * (double)s->cells->windows;
+    return one->strategy >= 0 && strcmp(strategy_name(one->strategy), "measured") == 0;
 }
 
-/* The strategy that measures, where it has not yet. */
+/* Of the strategy that measures, what it has not yet. */
 static double cost_of_measuring(const sweep *s)
 {
     double cost = 0;
@@ -263,97 +279,228 @@ static double cost_of_measuring(const sweep *s)
     return cost;
 }
 
+/* Seconds, of all that is left. */
+static double cost_left(const sweep *s)
+{
+    double cost = 0;
+    bool measured = false;
+    for (int i = 0; i < s->cells->count; i++) {
+        const cell *one = &s->cells->list[i];
+        if (!one->chosen || cell_done(one)) continue;
+        cost += s->window * (double)s->cells->windows * (goes_far(s, one) ? 2 : 1);
+        cost += one->loss < 0 ? 0 : s->step * (double)s->course->training.steps;
+        measured |= is_measured(one);
+    }
+    return measured ? cost + cost_of_measuring(s) : cost;
+}
+
 static void tell_plan(sweep *s)
 {
     const cells *c = s->cells;
     int64_t predicted = 0;
-    int trained = 0, measured = 0;
+    int trained = 0;
     for (int64_t n = 0; n < c->windows; n++)
         predicted += c->tokens[n];
-    for (int i = 0; i < c->count; i++) {
-        const cell *one = &c->list[i];
-        if (!one->chosen || cell_done(one)) continue;
-        s->expected += cost_of(s, one);
-        trained += one->loss >= 0;
-        measured += one->strategy >= 0 && strcmp(strategy_name(one->strategy), "measured") == 0;
-    }
-    if (measured > 0) s->expected += cost_of_measuring(s);
+    for (int i = 0; i < c->count; i++)
+        trained += c->list[i].chosen && !cell_done(&c->list[i]) && c->list[i].loss >= 0;
+    s->expected = cost_left(s);
     printf("%s: %d cell%s, of which %d train %" PRId64 " steps; %" PRId64 " windows of %" PRId64
-           " tokens calibrate, %" PRId64 " tokens are predicted. About %.1f minutes.\n%-26s %10s %9s %9s\n",
+           " tokens calibrate, %" PRId64 " %s. About %.1f minutes.\n%-26s %10s %10s %9s\n",
            c->model, cells_left(c), cells_left(c) == 1 ? "" : "s", trained, s->course->training.steps,
-           s->from.of.windows, s->course->context, predicted, s->expected / 60, "attention", "seed", "NLL",
-           "minutes");
+           s->from.of.windows, s->course->context, predicted,
+           c->encoder ? "lines are compared" : "tokens are predicted", s->expected / 60, "attention", "seed",
+           cells_measure(c), "minutes");
     fflush(stdout);
 }
 
-static void tell(sweep *s, const cell *one)
+static void tell(const sweep *s, const cell *one)
 {
     char label[CELL_LABEL], seed[24] = "";
     double nll = 0, predicted = 0;
     for (int64_t n = 0; n < s->cells->windows; n++)
         nll += one->nll[n], predicted += (double)s->cells->tokens[n];
     if (one->seed > 0) snprintf(seed, sizeof seed, "%" PRId64, one->seed);
-    printf("%-26s %10s %9.4f %9.1f", cell_label(one, label), seed, nll / predicted, *one->seconds / 60);
-    const double left = s->expected - s->past;
-    if (s->past > 0 && cells_left(s->cells) > 0)
-        printf("   about %.1f left", fmax(left, 0) * (lm_seconds() - s->begun) / s->past / 60);
+    printf("%-26s %10s %10.4f %9.1f", cell_label(one, label), seed, nll / predicted, *one->seconds / 60);
+    const double left = cost_left(s);
+    if (left > 0 && left < s->expected)
+        printf("   about %.1f left", left * (lm_seconds() - s->begun) / (s->expected - left) / 60);
     putchar('\n');
     fflush(stdout);
 }
 
-/* Its first cell, whose time is that of windows, and a few steps, whose students are thrown away. */
-static int begin(sweep *s, io_error *error)
+/* ---- turns */
+
+static bool measures(const sweep *s, const cell *one)
+{
+    return is_measured(one) && !s->making.by[one->strategy].features;
+}
+
+/* Has this process the cell, and, where it takes them, the measurements, and is it still to be done? */
+static int take(const sweep *s, const cell *one, bool *taken, io_error *error)
+{
+    char name[CELL_LABEL + 32];
+    name_cell(one, name);
+    *taken = turns_take(&s->turns, name);
+    if (*taken && measures(s, one) && !turns_take(&s->turns, MEASURED))
+        *taken = false, turns_leave(&s->turns, name);
+    if (!*taken) return 0;
+    const int status = look(s, error);
+    if (status || !cell_done(one)) return status;
+    *taken = false;
+    turns_leave(&s->turns, name), turns_leave(&s->turns, MEASURED);
+    return 0;
+}
+
+static void leave(const sweep *s, const cell *one)
+{
+    char name[CELL_LABEL + 32];
+    name_cell(one, name);
+    turns_leave(&s->turns, name), turns_leave(&s->turns, MEASURED);
+}
+
+/* *next: the first cell that nobody else has; NULL: all are done, or others have them. */
+static int choose(sweep *s, cell **next, io_error *error)
+{
+    int status = look(s, error);
+    *next = NULL;
+    for (int i = 0; !status && !*next && i < s->cells->count; i++) {
+        cell *const one = &s->cells->list[i];
+        bool taken = false;
+        if (one->chosen && !cell_done(one)) status = take(s, one, &taken, error);
+        if (taken) *next = one;
+    }
+    return status;
+}
+
+/* Others have all that is left: until one of these is done, or nobody has it any more. */
+static int wait(sweep *s, io_error *error)
+{
+    char name[CELL_LABEL + 32];
+    for (int i = 0; i < s->cells->count; i++) {
+        const cell *one = &s->cells->list[i];
+        if (!one->chosen || cell_done(one)) continue;
+        name_cell(one, name);
+        s->making.over = !turns_wait(&s->turns, name, s->with->end) ||
+                         (measures(s, one) && !turns_wait(&s->turns, MEASURED, s->with->end));
+        leave(s, one);
+        break;
+    }
+    return look(s, error);
+}
+
+/* ---- all */
+
+/* Softmax, by which all is measured, and whose time is that of windows. */
+static int run_softmax(sweep *s, bool *ran, io_error *error)
 {
     cell *const softmax = &s->cells->list[0];
-    bool trains = false;
-    const bool known = cell_done(softmax);
-    int status = known ? 0 : run_cell(s, softmax, error);
-    s->window = *softmax->seconds / (double)s->cells->windows;
+    bool taken = false;
+    int status = 0;
+    *ran = false;
+    while (!status && !s->making.over && !cell_done(softmax)) {
+        status = take(s, softmax, &taken, error);
+        if (!status && taken) status = run_cell(s, softmax, error), *ran = true, leave(s, softmax);
+        if (!status && !taken) status = wait(s, error);
+    }
+    return status;
+}
+
+/* And a few steps, whose students are thrown away. */
+static int begin(sweep *s, io_error *error)
+{
+    const cell *const softmax = &s->cells->list[0];
+    bool trains = false, ran;
+    int status = run_softmax(s, &ran, error);
+    if (status || s->making.over) return status;
+    s->window = *softmax->seconds / (double)s->cells->windows / (goes_far(s, softmax) ? 2 : 1);
     for (int i = 0; i < s->cells->count; i++)
         trains |= s->cells->list[i].chosen && s->cells->list[i].loss >= 0 && !cell_done(&s->cells->list[i]);
-    if (!status && trains) status = probe(s, error);
+    if (trains) status = probe(s, error);
     if (!status) tell_plan(s);
-    if (!status && !known) tell(s, softmax);
+    if (!status && ran) tell(s, softmax);
     s->begun = lm_seconds();
+    return status;
+}
+
+/* What a token takes, where nobody measures it yet. */
+static int run_speed(sweep *s, io_error *error)
+{
+    int status = look(s, error);
+    if (status || speed_known(s->cells) || !turns_wait(&s->turns, SPEED, s->with->end)) return status;
+    status = look(s, error);
+    if (!status && !speed_known(s->cells)) {
+        status = speed_measure(s->cells, &s->from, error);
+        if (!status) status = keep(s, error);
+    }
+    turns_leave(&s->turns, SPEED);
     return status;
 }
 
 static int run_all(sweep *s, io_error *error)
 {
     int status = begin(s, error);
-    for (int i = 0; !status && !s->over && i < s->cells->count; i++) {
-        cell *const one = &s->cells->list[i];
-        const double measuring = one->strategy >= 0 && !s->by[one->strategy].features &&
-                                         strcmp(strategy_name(one->strategy), "measured") == 0
-                                     ? cost_of_measuring(s)
-                                     : 0;
-        if (!one->chosen || cell_done(one)) continue;
-        s->over = lm_seconds() >= s->with->end;
-        if (!s->over) status = run_cell(s, one, error);
-        if (status || s->over) break;
-        s->past += cost_of(s, one) + measuring;
-        tell(s, one);
+    while (!status && !s->making.over && cells_left(s->cells) > 0) {
+        cell *one;
+        s->making.over = lm_seconds() >= s->with->end;
+        if (!s->making.over) status = choose(s, &one, error);
+        if (status || s->making.over) break;
+        if (!one) {
+            status = wait(s, error);
+            continue;
+        }
+        status = run_cell(s, one, error);
+        leave(s, one);
+        if (!status && !s->making.over) tell(s, one);
     }
-    return status;
+    return status || s->making.over ? status : run_speed(s, error);
+}
+
+static bool is_whole(const sweep *s) { return cells_left(s->cells) == 0 && speed_known(s->cells); }
+
+static void close_all(sweep *s)
+{
+    trial_close(&s->trial);
+    trial_close(&s->beyond);
+    making_close(&s->making);
+    distillation_close(&s->from);
+    ridge_plan_close(&s->plan);
+    ridge_plan_close(&s->far);
+    lm_session_close(&s->session);
+    turns_close(&s->turns);
 }
 
 int distill_sweep_run(const distill_sweep_options *with, cells *c, bool *whole, io_error *error)
 {
+    char path[EXPERIMENT_PATH];
     sweep *const s = calloc(1, sizeof *s);
     if (!s) return io_fail(error, EXIT_INTERNAL, "out of memory");
-    *s = (sweep){ .with = with, .course = with->course, .cells = c };
+    *s = (sweep){ .with = with, .course = with->course, .cells = c, .turns = { -1 } };
+    s->making = (making){ .course = with->course,
+                          .directory = with->directory,
+                          .number = with->number,
+                          .interval = with->interval,
+                          .end = with->end,
+                          .from = &s->from,
+                          .cells = c,
+                          .keep = keep,
+                          .to = s };
     snprintf(s->state, sizeof s->state, "%s/state-%d", with->directory, with->number);
+    snprintf(path, sizeof path, "%s/turns-%d", with->directory, with->number);
     int status = open_model(s, error);
-    const bool left = !status && cells_left(c) > 0;
-    if (left) status = open_calibration(s, error);
+    if (with->report && !status) {
+        cells_end(c);
+        *whole = true;
+        close_all(s);
+        free(s);
+        return 0;
+    }
+    const bool left = !status && !is_whole(s);
+    if (left) status = turns_open(&s->turns, path, error);
+    if (left && !status) status = open_calibration(s, error);
     if (left && !status) status = run_all(s, error);
-    *whole = !status && cells_left(c) == 0;
-    trial_close(&s->trial);
-    distillation_close(&s->from);
-    ridge_plan_close(&s->plan);
-    lm_session_close(&s->session);
-    for (int i = 0; i < COURSE_STRATEGIES; i++)
-        shares_close(&s->by[i]);
+    *whole = !status && is_whole(s);
+    if (*whole) unlink(path);
+    close_all(s);
     free(s);
     return status;
 }

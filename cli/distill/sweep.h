@@ -12,6 +12,7 @@ typedef struct distill_sweep_options {
     int number;           /* of the model, in the names of files */
     double interval, end; /* seconds between checkpoints; of lm_seconds, when it stops */
     bool restart;
+    bool report; /* on what is done so far: nothing is run */
 } distill_sweep_options;
 
 /* Opens *c, which cells_close frees. *whole: nothing is left. */

@@ -6,7 +6,7 @@
 #include "cli/distill/cells.h"
 #include "cli/training/claims.h"
 
-enum { VERDICTS = 8 };
+enum { VERDICTS = 16 };
 
 /* Those of one model that there are cells for; returns how many. */
 int verdicts_of(const cells *c, claim out[VERDICTS]);

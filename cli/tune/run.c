@@ -193,8 +193,10 @@ static void watch(void *with, const trainer *t, bool tested)
     char path[EXPERIMENT_PATH];
     if (!tested || r->status) return;
     const train_record *last = trainer_record(t, 0, t->tested[0] - 1);
-    printf("%10" PRId64 " %12.4f %12.4f\n", t->step, last->train_loss, last->test_loss);
-    fflush(stdout);
+    if (!r->as->quiet) {
+        printf("%10" PRId64 " %12.4f %12.4f\n", t->step, last->train_loss, last->test_loss);
+        fflush(stdout);
+    }
     if (best_of(r, t->tested[0]) != t->step) return;
     path_of(r->as, "best", path);
     r->status = lm_export_arrays(t, path, r->error);

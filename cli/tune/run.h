@@ -30,6 +30,7 @@ typedef struct tune_request {
     const char *directory;           /* of the checkpoint and of the best state */
     double interval, seconds;        /* between checkpoints; of all */
     bool restart;                    /* what is there is discarded */
+    bool quiet;                      /* losses on the way are not printed */
 } tune_request;
 
 /* Means over the tokens that are held out: -log p, and the divergence from the teacher, 0 without one. */

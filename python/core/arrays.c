@@ -19,6 +19,18 @@ static PyObject *dtype_of(const call *c, int i)
     return dtype;
 }
 
+/* A tensor as DLPack has it; false, and no exception, where its attributes must say what it is. */
+static bool look_at(const call *c, PyObject *tensor, dl_tensor *to)
+{
+    const dl_exchange *exchange = c->module->exchange;
+    if (!exchange) return false;
+    if (exchange->look(tensor, to)) {
+        PyErr_Clear();
+        return false;
+    }
+    return to->axes <= SHOWN && (to->stride || to->axes == 0);
+}
+
 /* The device of tensors, and what torch.empty is told. */
 static bool read_device(call *c)
 {
@@ -27,9 +39,32 @@ static bool read_device(call *c)
     if (!cuda) return false;
     c->on_device = cuda == Py_True;
     Py_DECREF(cuda);
+    dl_tensor q;
+    if (look_at(c, c->value[Q], &q)) c->device_kind = q.device_kind, c->device_index = q.device;
     c->device = PyObject_GetAttr(c->value[Q], name->device);
     return c->device && (c->empty_options = PyDict_New()) &&
            PyDict_SetItem(c->empty_options, name->device, c->device) == 0;
+}
+
+/* Bytes of an element of tensors, and whether DLPack says the same of `x`. */
+static Py_ssize_t bytes_of(const maker *m, PyObject *element, const dl_tensor *x, bool *same)
+{
+    const struct {
+        PyObject *element;
+        int kind;
+        Py_ssize_t bytes;
+    } known[] = { { m->element[LOAM_F32], DL_FLOAT, 4 },
+                  { m->element[LOAM_BF16], DL_BFLOAT, 2 },
+                  { m->element[LOAM_F16], DL_FLOAT, 2 },
+                  { m->element[LOAM_F64], DL_FLOAT, 8 },
+                  { m->int32, DL_INT, 4 },
+                  { m->int64, DL_INT, 8 },
+                  { m->bytes, DL_UNSIGNED, 1 } };
+    size_t i = 0;
+    while (known[i].element != element)
+        i++;
+    *same = x && x->kind == known[i].kind && x->bits == 8 * known[i].bytes && x->lanes == 1;
+    return known[i].bytes;
 }
 
 /* bfloat16 of NumPy is not its own, and known by its name. */
@@ -114,20 +149,34 @@ static bool check_device(const call *c, int i)
     return equal == 1;
 }
 
+/* Reads a tensor by DLPack; false, and no exception, where something is not as it should be or not known. */
+static bool read_tensor(const call *c, PyObject *tensor, PyObject *element, array *to)
+{
+    dl_tensor x;
+    bool same;
+    if (!look_at(c, tensor, &x)) return false;
+    to->bytes = bytes_of(c->maker, element, &x, &same);
+    if (!same || x.device_kind != c->device_kind || x.device != c->device_index) return false;
+    to->data = x.data + x.offset;
+    to->axes = x.axes;
+    for (int a = 0; a < x.axes; a++)
+        to->shape[a] = x.shape[a], to->stride[a] = x.stride[a] * to->bytes;
+    return true;
+}
+
+/* The same by a tensor's attributes. */
 static bool hold_tensor(call *c, int i, PyObject *tensor, PyObject *element, array *to)
 {
     const attributes *name = &c->module->attribute;
-    to->bytes = element == c->maker->int32 ? 4 : element == c->maker->int64 ? 8 : 1;
-    const Py_ssize_t bytes[] = { 4, 2, 2, 8 };
-    for (int a = 0; a < 4; a++)
-        if (element == c->maker->element[a]) to->bytes = bytes[a];
+    bool same;
+    to->bytes = bytes_of(c->maker, element, NULL, &same);
     PyObject *shape = PyObject_GetAttr(tensor, name->shape);
     to->axes = shape ? (int)PyTuple_Size(shape) : 0;
     if (!read_sizes(shape, to->shape, 1) ||
         !read_sizes(PyObject_CallMethodObjArgs(tensor, name->stride, NULL), to->stride, to->bytes))
         return false;
     to->data = NULL;
-    if (i != Q && i != CU_SEQLENS && !check_device(c, i)) return false;
+    if (i != Q && !check_device(c, i)) return false;
     PyObject *address = PyObject_CallMethodObjArgs(tensor, name->data_ptr, NULL);
     if (!address) return false;
     to->data = PyLong_AsVoidPtr(address);
@@ -140,6 +189,7 @@ bool hold_array(call *c, int i, PyObject *element, array *to)
     const int fits = PyObject_IsInstance(c->value[i], c->maker->type);
     if (fits < 0) return false;
     if (!fits) return raise_no_array(c, i);
+    if (is_tensors(c) && read_tensor(c, c->value[i], element, to)) return true;
     if (!check_element(c, i, element)) return false;
     return is_tensors(c) ? hold_tensor(c, i, c->value[i], element, to) : hold_buffer(c, i, to);
 }
@@ -181,7 +231,9 @@ bool make_contiguous(call *c, int i, PyObject *element, array *to)
 
 static void *data_of(const call *c, PyObject *made)
 {
+    dl_tensor x;
     if (is_tensors(c)) {
+        if (look_at(c, made, &x)) return x.data + x.offset;
         PyObject *address = PyObject_CallMethodObjArgs(made, c->module->attribute.data_ptr, NULL);
         void *data = address ? PyLong_AsVoidPtr(address) : NULL;
         Py_XDECREF(address);
@@ -232,13 +284,45 @@ void let_go(call *c)
     for (int i = 0; i < COUNT; i++) {
         if (c->buffer[i].obj) PyBuffer_Release(&c->buffer[i]);
         free(c->copy[i]);
+        free(c->ends[i]);
         Py_XDECREF(c->contiguous[i]);
         Py_XDECREF(c->out[i]);
     }
-    free(c->lengths);
     free(c->in_use);
     if (!c->on_device) free(c->work);
     Py_XDECREF(c->element);
     Py_XDECREF(c->device);
     Py_XDECREF(c->empty_options);
+}
+
+/* Whether a tensor is among the inputs that requires a gradient, -1 after an error; `names` gets those of all
+ * that are tensors and can have one. */
+static int list_tensors(const module_state *module, PyObject *values, PyObject *names)
+{
+    int required = 0;
+    for (int i = 0; i < GRAD_O; i++) {
+        PyObject *value = PyDict_GetItemWithError(values, module->names[i]);
+        if (!value && PyErr_Occurred()) return -1;
+        if (!value || value == Py_None || PyObject_IsInstance(value, module->torch.type) != 1) continue;
+        PyObject *requires = PyObject_GetAttr(value, module->attribute.requires_grad);
+        const bool wants = requires == Py_True;
+        Py_XDECREF(requires);
+        if (wants && i >= INPUTS) {
+            PyErr_Format(PyExc_ValueError, "%s: requires a gradient and has none, expected a tensor without",
+                         PARAMETERS[i].name);
+            return -1;
+        }
+        if (!requires || (i < INPUTS && PyList_Append(names, module->names[i]))) return -1;
+        required |= wants;
+    }
+    return required;
+}
+
+PyObject *differentiable(PyObject *module, PyObject *values)
+{
+    PyObject *names = PyList_New(0);
+    const int required = names ? list_tensors(PyModule_GetState(module), values, names) : -1;
+    if (required > 0) return names;
+    Py_XDECREF(names);
+    return required < 0 ? NULL : Py_NewRef(Py_None);
 }

@@ -60,13 +60,13 @@ static bool read_inputs(call *c)
 }
 
 /* The longest of packed sequences; what does not ascend is refused by the run, whatever that is. */
-static int64_t longest(const call *c, int64_t total)
+static int64_t longest(const call *c, const int64_t *ends, int64_t given, int64_t total)
 {
     /* The lengths are on the device, and this is an upper bound. */
-    if (!c->lengths) return c->max_seqlen ? c->max_seqlen : total;
+    if (!ends) return given ? given : total;
     int64_t most = 0;
     for (Py_ssize_t n = 0; n < c->size['N']; n++) {
-        const int64_t first = c->lengths[n], end = c->lengths[n + 1];
+        const int64_t first = ends[n], end = ends[n + 1];
         if (first >= 0 && end <= total && end - first > most) most = end - first;
     }
     return most;
@@ -110,6 +110,7 @@ static void describe_problem(call *c)
     p->dim_qk = size['K'], p->dim_v = size['D'];
     if (has_features(c)) {
         p->features = c->value[Z] ? size['M'] : 0;
+        if (c->hybrid) c->window = p->window, p->window = 0;
     } else if (recurrent) {
         p->heads_v = size['V'];
     } else {
@@ -119,8 +120,11 @@ static void describe_problem(call *c)
     }
     if (!c->packed) return;
     p->total_q = p->len_q, p->total_kv = p->len_kv;
-    p->len_q = p->len_kv = longest(c, p->total_q);
-    if (!recurrent) c->args.cu_kv = c->args.cu_q;
+    p->len_q = p->len_kv = longest(c, c->ends[CU_SEQLENS], c->max_seqlen, p->total_q);
+    if (c->value[CU_SEQLENS_K])
+        p->len_kv = longest(c, c->ends[CU_SEQLENS_K], c->max_seqlen_k, p->total_kv);
+    else if (!recurrent)
+        c->args.cu_kv = c->args.cu_q;
 }
 
 /* The recurrence of an interpolation has the sizes of the local mechanism. */
@@ -178,6 +182,7 @@ static bool make_work(call *c, size_t bytes)
 
 static loam_status run_either(const cached_plan *plan, const call *c, loam_error *error)
 {
+    if (plan->hybrid) return loam_hybrid_run(plan->hybrid, &c->args, &c->hybrid_args, error);
     if (plan->plan) return loam_run(plan->plan, &c->args, error);
     return loam_interpolation_run(plan->interpolation, &c->args, &c->linear_args, error);
 }
@@ -221,40 +226,41 @@ static cached_plan *read_call(call *c)
     if (c->value[BACKEND] && !read_backend(c)) return NULL;
     for (int i = OPTIONS; i < O; i++)
         if (c->value[i] && !read_option(c, i)) return NULL;
-    if (c->value[CU_SEQLENS] && !read_lengths(c)) return NULL;
-    if (!choose_backend(c) || !choose_threads(c) || !read_inputs(c)) return NULL;
-    if (!read_saved(c) || !fill_in_use(c)) return NULL;
+    if (!read_lengths(c) || !choose_backend(c) || !choose_threads(c) || !read_inputs(c)) return NULL;
+    if (!read_key_lengths(c) || !read_saved(c) || !fill_in_use(c)) return NULL;
     describe_problem(c);
     describe_linear(c);
     return find_plan(c);
 }
 
-static bool begin(call *c, PyObject *module, loam_pass pass, PyObject *const *args, Py_ssize_t count,
-                  PyObject *names)
+static bool begin(call *c, PyObject *module, loam_pass pass, PyObject *const *args, Py_ssize_t count)
 {
     memset(c, 0, sizeof *c);
     c->module = PyModule_GetState(module);
-    int mechanism;
-    if (count != 1) {
-        PyErr_SetString(PyExc_TypeError, "run() has one argument without a name: the mechanism");
+    if (count != 2 || !PyDict_Check(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "run() has two arguments: the mechanism, and a dict");
         return false;
     }
-    if (!read_name("mechanism", args[0], (const char *(*)(int))loam_mechanism_name, &mechanism)) return false;
+    int mechanism = LOAM_LINEAR;
+    c->hybrid = PyUnicode_Check(args[0]) && PyUnicode_CompareWithASCIIString(args[0], "hybrid") == 0;
+    if (!c->hybrid && !read_name("mechanism", args[0], (const char *(*)(int))loam_mechanism_name, &mechanism))
+        return false;
     c->problem = loam_problem_default((loam_mechanism)mechanism, pass);
+    if (c->hybrid) c->problem.feature_map = LOAM_FEATURES_POSITIVE, c->problem.normalise = 1;
     loam_mechanism_at(mechanism, &c->info);
     for (size_t a = 0; a < sizeof c->size / sizeof *c->size; a++)
         c->size[a] = -1;
-    const Py_ssize_t n = names ? PyTuple_Size(names) : 0;
-    for (Py_ssize_t a = 0; a < n; a++)
-        if (!keep_value(c, PyTuple_GetItem(names, a), args[1 + a])) return false;
+    Py_ssize_t at = 0;
+    PyObject *name, *value;
+    while (PyDict_Next(args[1], &at, &name, &value))
+        if (!keep_value(c, name, value)) return false;
     return true;
 }
 
-static PyObject *run(PyObject *module, loam_pass pass, PyObject *const *args, Py_ssize_t count,
-                     PyObject *names)
+static PyObject *run(PyObject *module, loam_pass pass, PyObject *const *args, Py_ssize_t count)
 {
     call c;
-    if (!begin(&c, module, pass, args, count, names)) return NULL;
+    if (!begin(&c, module, pass, args, count)) return NULL;
     PyObject *result = NULL;
     cached_plan *plan = read_call(&c);
     if (plan && run_plan(&c, plan)) result = pass == LOAM_BACKWARD ? gradients(&c) : results(&c);
@@ -263,17 +269,17 @@ static PyObject *run(PyObject *module, loam_pass pass, PyObject *const *args, Py
     return result;
 }
 
-PyObject *run_forward(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names)
+PyObject *run_forward(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
-    return run(module, LOAM_FORWARD, args, count, names);
+    return run(module, LOAM_FORWARD, args, count);
 }
 
-PyObject *run_decode(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names)
+PyObject *run_decode(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
-    return run(module, LOAM_DECODE, args, count, names);
+    return run(module, LOAM_DECODE, args, count);
 }
 
-PyObject *run_backward(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names)
+PyObject *run_backward(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
-    return run(module, LOAM_BACKWARD, args, count, names);
+    return run(module, LOAM_BACKWARD, args, count);
 }

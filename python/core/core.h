@@ -14,6 +14,7 @@
 #include <stdbool.h>
 
 #include "loam.h"
+#include "python/core/dlpack.h"
 
 enum { AXES = 4, SHOWN = 8, PLANS = 64 };
 
@@ -36,6 +37,7 @@ enum {
     LINEAR_RIDGE,
     Z,
     LOG_ALPHA,
+    GAIN,
     INPUTS, /* how many have gradients */
     SHIFT = INPUTS,
     BALANCE,
@@ -44,6 +46,8 @@ enum {
     GRAD_STATE,
     ARRAYS, /* how many are arrays of numbers */
     CU_SEQLENS = ARRAYS,
+    CU_SEQLENS_K,
+    KEY_LENGTHS,
     SAVED_IN,
     WANTED_GRADIENTS,
     POSITIONS,
@@ -51,7 +55,7 @@ enum {
     OPTIONS, /* where those of loam_problem begin */
     BACKEND = OPTIONS + 8,
     KEYS,
-    O = OPTIONS + 14,
+    O = OPTIONS + 16,
     STATE_OUT,
     LSE,
     PROBE_USED,
@@ -94,7 +98,9 @@ extern const parameter PARAMETERS[COUNT];
 typedef struct cached_plan {
     loam_problem problem, linear;
     loam_plan *plan;
-    loam_interpolation *interpolation; /* in place of `plan` */
+    int64_t sinks, window;             /* of a hybrid; else 0 */
+    loam_interpolation *interpolation; /* in place of `plan`, as is a hybrid */
+    loam_hybrid *hybrid;
     size_t work_bytes, saved_bytes;
     int64_t state_rows;
     uint64_t used; /* when last */
@@ -112,17 +118,20 @@ typedef struct maker {
 
 /* Attributes of arrays, interned. */
 typedef struct attributes {
-    PyObject *dtype, *device, *is_cuda, *shape, *stride, *data_ptr, *contiguous, *transpose, *swapaxes;
+    PyObject *dtype, *device, *is_cuda, *shape, *stride, *data_ptr, *contiguous, *transpose, *swapaxes,
+        *requires_grad;
 } attributes;
 
 typedef struct module_state {
     PyObject *names[COUNT]; /* interned */
     attributes attribute;
     maker numpy, torch;
-    PyObject *torch_threads; /* torch.get_num_threads */
+    PyObject *torch_threads;     /* torch.get_num_threads */
+    const dl_exchange *exchange; /* of PyTorch; NULL: attributes say what a tensor is */
     cached_plan *plans[PLANS];
     uint64_t clock;
     int threads;
+    bool forked;
 } module_state;
 
 /* An array as it lies in memory; strides count bytes. */
@@ -145,17 +154,21 @@ typedef struct call {
     loam_mechanism_info linear_info;
     loam_problem linear;
     loam_args linear_args;
+    bool hybrid; /* then `problem` is of the features, and these are its own */
+    int64_t sinks, window;
+    loam_hybrid_args hybrid_args;
     PyObject *value[COUNT];
     PyObject *element, *device, *empty_options; /* of q; the keywords of torch.empty */
+    int32_t device_kind, device_index;          /* of q, where DLPack has said it */
     Py_ssize_t size[128];
     const char *axes[COUNT];
     Py_buffer buffer[COUNT];
     PyObject *contiguous[COUNT];
     void *copy[COUNT];
     bool packed;
-    int64_t *lengths;         /* cu_seqlens in host memory */
-    int64_t *in_use;          /* of each sequence's keys */
-    int64_t keys, max_seqlen; /* options of that name */
+    int64_t *ends[COUNT];                   /* of integers in host memory: cu_seqlens, and so on */
+    int64_t *in_use;                        /* of each sequence's keys, where the number is one for all */
+    int64_t keys, max_seqlen, max_seqlen_k; /* options of that name */
     int64_t stream;
     void *work;
     PyObject *out[COUNT];
@@ -187,12 +200,14 @@ bool make_contiguous(call *c, int i, PyObject *element, array *to);
 PyObject *make_array(call *c, const Py_ssize_t *shape, int axes, PyObject *element, void **data);
 PyObject *swap_last_axes(const call *c, PyObject *state);
 void let_go(call *c);
+PyObject *differentiable(PyObject *module, PyObject *values);
 
 /* views.c: arrays by the names of their axes, as views of loam_args. */
 PyObject *element_of(const call *c, parameter_kind kind);
 const char *named_axes(const call *c, int i);
 bool read_array(call *c, int i);
-bool read_lengths(call *c);
+bool read_lengths(call *c);     /* ends of packed sequences */
+bool read_key_lengths(call *c); /* how many keys are in use */
 loam_const_view dense_view(const call *c, const char *axes, const void *data);
 
 /* options.c */
@@ -209,9 +224,9 @@ PyObject *results(call *c);
 PyObject *gradients(call *c);
 
 /* call.c */
-PyObject *run_forward(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
-PyObject *run_decode(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
-PyObject *run_backward(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *run_forward(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *run_decode(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *run_backward(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 bool choose_threads(call *c);
 

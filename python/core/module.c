@@ -12,7 +12,18 @@ static PyObject *set_num_threads(PyObject *module, PyObject *value)
     if (PyErr_Occurred()) return NULL;
     if (threads < 1 || threads > INT_MAX)
         return PyErr_Format(PyExc_ValueError, "threads: %ld, expected 1 or more", threads);
+    if (threads > 1 && state_of(module)->forked)
+        return PyErr_Format(PyExc_ValueError, "threads: %ld, expected 1 in a child of os.fork", threads);
     state_of(module)->threads = (int)threads;
+    return Py_NewRef(Py_None);
+}
+
+/* In a child of fork: OpenMP's threads are not there, and it would wait for them. */
+static PyObject *forked(PyObject *module, PyObject *unused)
+{
+    (void)unused;
+    state_of(module)->forked = true;
+    state_of(module)->threads = 1;
     return Py_NewRef(Py_None);
 }
 
@@ -21,6 +32,20 @@ static PyObject *get_num_threads(PyObject *module, PyObject *unused)
     (void)unused;
     const int threads = state_of(module)->threads;
     return PyLong_FromLong(threads ? threads : loam_max_threads());
+}
+
+/* The table by which PyTorch shows its tensors, where it has one that is known here. */
+static const dl_exchange *exchange_of(PyObject *type)
+{
+    PyObject *capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
+    const dl_exchange *found = NULL;
+    if (capsule && PyCapsule_IsValid(capsule, "dlpack_exchange_api"))
+        found = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    Py_XDECREF(capsule);
+    PyErr_Clear();
+    while (found && found->major != DL_MAJOR)
+        found = found->older;
+    return found && found->look ? found : NULL;
 }
 
 /* Its type of tensors, its dtypes, how it makes a tensor, and its number of threads. */
@@ -41,6 +66,7 @@ static PyObject *use_torch(PyObject *module, PyObject *torch)
     new.type = PyObject_GetAttrString(torch, "Tensor");
     state->torch_threads = PyObject_GetAttrString(torch, "get_num_threads");
     *m = new;
+    if (m->type) state->exchange = exchange_of(m->type);
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
@@ -72,8 +98,8 @@ static bool intern_names(module_state *state)
 {
     for (int i = 0; i < COUNT; i++)
         if (!(state->names[i] = PyUnicode_InternFromString(PARAMETERS[i].name))) return false;
-    static const char *const names[] = { "dtype",    "device",     "is_cuda",   "shape",   "stride",
-                                         "data_ptr", "contiguous", "transpose", "swapaxes" };
+    static const char *const names[] = { "dtype",    "device",     "is_cuda",   "shape",    "stride",
+                                         "data_ptr", "contiguous", "transpose", "swapaxes", "requires_grad" };
     PyObject **attribute = (PyObject **)&state->attribute;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!(attribute[i] = PyUnicode_InternFromString(names[i]))) return false;
@@ -98,12 +124,12 @@ static bool use_numpy(maker *m)
     return !PyErr_Occurred();
 }
 
-#define CALL(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL | METH_KEYWORDS
+#define CALL(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL
 
 static PyMethodDef METHODS[] = {
-    { "run", CALL(run_forward), "run(mechanism, name=value, ...): a forward of loam.h." },
-    { "decode", CALL(run_decode), "decode(mechanism, name=value, ...): a step of decoding." },
-    { "backward", CALL(run_backward), "backward(mechanism, name=value, ...): the gradients of the inputs." },
+    { "run", CALL(run_forward), "run(mechanism, values): a forward of loam.h." },
+    { "decode", CALL(run_decode), "decode(mechanism, values): a step of decoding." },
+    { "backward", CALL(run_backward), "backward(mechanism, values): the gradients of the inputs." },
     { "rope", (PyCFunction)(void (*)(void))rope, METH_FASTCALL,
       "rope(x, positions, offset, dim, base, interleaved, inverse, stream): x, turned." },
     { "projection", (PyCFunction)(void (*)(void))projection, METH_FASTCALL,
@@ -115,8 +141,11 @@ static PyMethodDef METHODS[] = {
       "regress_fit(values, rows, columns, names, linear, bandwidth, deviations, ridge, errors, bins, seed)" },
     { "regress_predict", regress_fits_at, METH_VARARGS,
       "regress_predict(model, x, count, variance, value, error, slopes): into those of the three given." },
+    { "differentiable", differentiable, METH_O,
+      "differentiable(values): names of the inputs that are tensors, if one of them requires a gradient." },
     { "use_torch", use_torch, METH_O, "use_torch(torch): tensors are taken from now on." },
     { "set_num_threads", set_num_threads, METH_O, "Threads of each call from now on." },
+    { "forked", forked, METH_NOARGS, "One thread for each call from now on, in a child of os.fork." },
     { "get_num_threads", get_num_threads, METH_NOARGS, "Threads of each call." },
     { NULL, NULL, 0, NULL },
 };

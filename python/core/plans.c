@@ -9,13 +9,15 @@ void release_plan(cached_plan *plan)
     if (!plan || --plan->owners > 0) return;
     loam_plan_destroy(plan->plan);
     loam_interpolation_destroy(plan->interpolation);
+    loam_hybrid_destroy(plan->hybrid);
     free(plan);
 }
 
 static bool is_of(const cached_plan *plan, const call *c)
 {
     /* Unlike padding would only make a plan once more. */
-    return memcmp((const char *)&plan->problem, (const char *)&c->problem, sizeof plan->problem) == 0 &&
+    return plan->sinks == c->sinks && plan->window == c->window &&
+           memcmp((const char *)&plan->problem, (const char *)&c->problem, sizeof plan->problem) == 0 &&
            memcmp((const char *)&plan->linear, (const char *)&c->linear, sizeof plan->linear) == 0;
 }
 
@@ -23,6 +25,7 @@ static loam_status make_plan(cached_plan *to, const call *c, loam_error *error)
 {
     memcpy(&to->problem, &c->problem, sizeof to->problem);
     memcpy(&to->linear, &c->linear, sizeof to->linear);
+    to->sinks = c->sinks, to->window = c->window;
     const loam_plan *states = NULL;
     if (is_interpolation(c)) {
         if (loam_interpolation_create(&to->interpolation, &c->problem, &c->linear, error))
@@ -30,6 +33,11 @@ static loam_status make_plan(cached_plan *to, const call *c, loam_error *error)
         states = loam_interpolation_recurrent(to->interpolation);
         to->work_bytes = loam_interpolation_work_bytes(to->interpolation);
         to->saved_bytes = loam_interpolation_saved_bytes(to->interpolation);
+    } else if (c->hybrid) {
+        if (loam_hybrid_create(&to->hybrid, &c->problem, c->sinks, c->window, error)) return error->status;
+        states = loam_hybrid_read(to->hybrid);
+        to->work_bytes = loam_hybrid_work_bytes(to->hybrid);
+        to->saved_bytes = loam_hybrid_saved_bytes(to->hybrid);
     } else {
         if (loam_plan_create(&to->plan, &c->problem, error)) return error->status;
         states = to->plan;

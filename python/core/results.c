@@ -92,7 +92,7 @@ bool make_gradients(call *c)
 {
     PyObject *wanted = c->value[WANTED_GRADIENTS];
     if (!wanted || !PyTuple_Check(wanted) || PyTuple_Size(wanted) != INPUTS)
-        return refuse_type(WANTED_GRADIENTS, wanted ? wanted : Py_None, "17 flags");
+        return refuse_type(WANTED_GRADIENTS, wanted ? wanted : Py_None, "a flag for each input");
     for (int i = 0; i < INPUTS; i++) {
         const parameter *p = &PARAMETERS[i];
         if (PyTuple_GetItem(wanted, i) != Py_True || !c->axes[i]) continue;
@@ -115,7 +115,7 @@ static bool turn_state(call *c, int i)
 PyObject *results(call *c)
 {
     if (!turn_state(c, STATE_OUT)) return NULL;
-    if (!c->out[STATE_OUT] && (is_recurrent(c) || is_interpolation(c)))
+    if (!c->out[STATE_OUT] && ((is_recurrent(c) && !c->hybrid) || is_interpolation(c)))
         c->out[STATE_OUT] = Py_NewRef(Py_None);
     Py_ssize_t n = 0;
     for (int i = O; i < COUNT; i++)

@@ -138,43 +138,73 @@ bool read_array(call *c, int i)
     return true;
 }
 
-/* cu_seqlens of int32 or int64 in host memory, as int64. */
-static bool copy_lengths(call *c, const array *x)
+/* Integers of int32 or int64 in host memory, as int64. */
+static int64_t *copy_integers(const array *x)
 {
     const Py_ssize_t n = x->shape[0];
-    c->lengths = malloc((size_t)n * sizeof *c->lengths);
-    if (!c->lengths) return PyErr_NoMemory();
+    int64_t *copy = malloc((size_t)(n ? n : 1) * sizeof *copy);
+    if (!copy) return (int64_t *)PyErr_NoMemory();
     for (Py_ssize_t i = 0; i < n; i++) {
         const char *from = x->data + i * x->stride[0];
         int32_t narrow;
         if (x->bytes == 4) {
             memcpy(&narrow, from, sizeof narrow);
-            c->lengths[i] = narrow;
+            copy[i] = narrow;
         } else {
-            memcpy(&c->lengths[i], from, sizeof *c->lengths);
+            memcpy(&copy[i], from, sizeof *copy);
         }
     }
-    c->args.cu_q = c->lengths;
-    return true;
+    return copy;
 }
 
-bool read_lengths(call *c)
+/* Integers of each sequence, into the member of loam_args: in host memory a copy, on a GPU where they lie. */
+static bool read_integers(call *c, int i, Py_ssize_t *count)
 {
-    PyObject *element = c->maker->int64,
-             *found = PyObject_GetAttr(c->value[CU_SEQLENS], c->module->attribute.dtype);
+    PyObject *element = c->maker->int64, *found = PyObject_GetAttr(c->value[i], c->module->attribute.dtype);
     if (!found) PyErr_Clear();
     if (found && !c->on_device && PyObject_RichCompareBool(found, c->maker->int32, Py_EQ) == 1)
         element = c->maker->int32;
     Py_XDECREF(found);
     array x;
-    if (!hold_array(c, CU_SEQLENS, element, &x)) return false;
-    if (x.axes != 1 || x.shape[0] < 1) {
-        PyErr_SetString(PyExc_ValueError, "cu_seqlens: expected [N + 1] ends, from 0");
+    if (!hold_array(c, i, element, &x)) return false;
+    if (x.axes != 1 || (x.shape[0] < 1 && i != KEY_LENGTHS)) {
+        PyErr_Format(PyExc_ValueError, "%s: expected %s", PARAMETERS[i].name,
+                     i == KEY_LENGTHS ? "[B] numbers of keys" : "[N + 1] ends, from 0");
         return false;
     }
-    c->packed = true;
-    c->size['N'] = x.shape[0] - 1;
-    if (!c->on_device) return copy_lengths(c, &x);
-    c->args.cu_q = (const int64_t *)(const void *)x.data;
+    *count = x.shape[0];
+    const int64_t *data = (const int64_t *)(const void *)x.data;
+    if (!c->on_device && !(data = c->ends[i] = copy_integers(&x))) return false;
+    memcpy((char *)c + PARAMETERS[i].offset, &data, sizeof data);
     return true;
+}
+
+bool read_lengths(call *c)
+{
+    Py_ssize_t count = 0, other;
+    if (c->value[CU_SEQLENS]) {
+        if (!read_integers(c, CU_SEQLENS, &count)) return false;
+        c->packed = true;
+        c->size['N'] = count - 1;
+    }
+    if (!c->value[CU_SEQLENS_K]) return true;
+    if (!c->packed) {
+        PyErr_SetString(PyExc_ValueError, "cu_seqlens_k: given, expected cu_seqlens too");
+        return false;
+    }
+    if (!read_integers(c, CU_SEQLENS_K, &other)) return false;
+    if (other != count)
+        PyErr_Format(PyExc_ValueError, "cu_seqlens_k: shape [%zd], expected [%zd], that of cu_seqlens", other,
+                     count);
+    return other == count;
+}
+
+bool read_key_lengths(call *c)
+{
+    Py_ssize_t count;
+    if (!c->value[KEY_LENGTHS]) return true;
+    if (!read_integers(c, KEY_LENGTHS, &count)) return false;
+    if (count != c->size['B'])
+        PyErr_Format(PyExc_ValueError, "key_lengths: shape [%zd], expected [%zd]", count, c->size['B']);
+    return count == c->size['B'];
 }

@@ -11,6 +11,9 @@ Options that functions share:
 
 scale               factor of q.k (of q in recurrences); None: 1 / sqrt(K), where not said otherwise.
 cu_seqlens          [N + 1] int32 or int64: N sequences packed in arrays with B = 1; where each begins, and T.
+cu_seqlens_k        likewise of keys, where they have other lengths. None: those of the queries.
+key_lengths         [B] int32 or int64: keys of each sequence that are in use. Others are not read; the last
+                    query is beside the last key in use.
 cache               a Cache: the call has new tokens alone, and sees those of the calls before.
 initial_state       [N, HV, K, R]: where a recurrence begins, N = B where not packed. R = V, one more with
                     `normalize`, K more for mesa. None: 0.
@@ -28,6 +31,8 @@ ValueError says which argument is wrong, what was found and what was expected; T
 
 from __future__ import annotations
 
+import os
+
 from loam_attn import _core
 from loam_attn._core import get_num_threads, set_num_threads
 from loam_attn.cache import Cache
@@ -35,6 +40,7 @@ from loam_attn.gradients import vjp
 from loam_attn.listing import Kernel, Mechanism, cpu_features, kernels, mechanisms
 from loam_attn.local import (
     forgetting_attention,
+    hybrid_attention,
     interpolation,
     lla,
     parallax,
@@ -56,6 +62,8 @@ from loam_attn.recurrent import (
 from loam_attn.regression import Regressor
 
 __version__: str = _core.version
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_core.forked)
 __all__ = [
     "Cache",
     "Kernel",
@@ -67,6 +75,7 @@ __all__ = [
     "gated_delta_rule",
     "get_num_threads",
     "gla",
+    "hybrid_attention",
     "interpolation",
     "kda",
     "kernels",

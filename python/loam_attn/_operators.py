@@ -12,6 +12,7 @@ from torch import Tensor
 from loam_attn import _core
 from loam_attn._torch import (
     FIXED,
+    LENGTHS,
     RECURRENT,
     RIDGES,
     gradients,
@@ -35,11 +36,12 @@ OPTIONS = {
     "feature_map": "str?",
     "features_shared": "bool?",
     "linear": "str?",
+    "sinks": "int?",
     "linear_scale": "float?",
     "backend": "str?",
 }
 # Tensors without gradients.
-_READ = (*FIXED, "cu_seqlens")
+_READ = (*FIXED, *LENGTHS)
 _CALL = ", ".join(
     ["str mechanism"]
     + [f"Tensor{'' if name in 'qkv' else '?'} {name}" for name in INPUTS]
@@ -177,7 +179,7 @@ class Operation(torch.autograd.Function):
 
 
 def _has_batch(name: str, axes: int) -> bool:
-    if name in ("slope", "sink_bias", "linear_ridge", "z", "log_alpha", *FIXED):
+    if name in ("slope", "sink_bias", "linear_ridge", "z", "log_alpha", "gain", *FIXED):
         return False
     return name not in ("g", "ridge", "linear_g") or axes > 2
 
@@ -191,10 +193,10 @@ def _fold(name: str, x: Tensor, axis: int | None, n: int) -> Tensor:
 
 
 def _fold_call(n: int, in_dims: Any, args: tuple[Any, ...]) -> list[Any]:
-    if args[_TENSORS] is not None:
+    if args[1 + _NAMES.index("cu_seqlens")] is not None:
         raise ValueError("cu_seqlens: packed sequences have no batch axis, which vmap would need")
     folded = list(args)
-    for i, name in enumerate((*INPUTS, *FIXED), 1):
+    for i, name in enumerate((*INPUTS, *_READ), 1):
         if args[i] is not None:
             folded[i] = _fold(name, args[i], in_dims[i], n)
     return folded

@@ -24,21 +24,22 @@ def run(mechanism: str, cache: Any = None, **values: Any) -> Any:
         return cache.step(mechanism, values)
     q = values["q"]
     if isinstance(q, ndarray):
-        return _core.run(mechanism, **values)
+        return _core.run(mechanism, values)
     if isinstance(q, Taped):
         values["q"] = q.q
-        return _core.run(mechanism, save=True, **values), mechanism, values
+        return _core.run(mechanism, {**values, "save": True}), mechanism, values
     if "torch" in sys.modules:
-        from loam_attn import _torch
+        # From the package it would take a microsecond of each call.
+        import loam_attn._torch as tensors
 
-        return _torch.run(mechanism, values)
-    return _core.run(mechanism, **values)
+        return tensors.run(mechanism, values)
+    return _core.run(mechanism, values)
 
 
 def decode(mechanism: str, values: dict[str, Any]) -> Any:
     """A few tokens more: with `keys` of room for more, or from a state."""
     if isinstance(values["q"], ndarray):
-        return _core.decode(mechanism, **values)
+        return _core.decode(mechanism, values)
     from loam_attn import _torch
 
     return _torch.decode(mechanism, values)

@@ -17,6 +17,8 @@ PLACES = {name: i for i, name in enumerate(INPUTS)}
 RIDGES = ("ridge", "linear_ridge")
 # Arrays without gradients.
 FIXED = ("shift", "balance", "balance_keys")
+# Integers of each sequence, which may be in host memory, and the option that says the longest.
+LENGTHS = {"cu_seqlens": "max_seqlen", "cu_seqlens_k": "max_seqlen_k", "key_lengths": None}
 
 _core.use_torch(torch)
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -49,37 +51,51 @@ def heads_of(mechanism: str, values: dict[str, Any]) -> int:
     return values[of].shape[2]
 
 
+def _with_lengths_on(device: torch.device, values: dict[str, Any]) -> dict[str, Any]:
+    """Lengths as kernels read them, and the longest sequence where it is known without waiting; else it is on
+    the device, and all tokens are taken as an upper bound."""
+    values = dict(values)
+    for name, longest in LENGTHS.items():
+        x = values.get(name)
+        if x is None:
+            continue
+        if longest and not x.is_cuda:
+            values[longest] = int(x.diff().max()) if x.numel() > 1 else 0
+        values[name] = x.to(device, torch.int64, non_blocking=True).contiguous()
+    return values
+
+
 def on_device(pass_: Any, mechanism: str, values: dict[str, Any]) -> Any:
     """A pass of the library, on the current stream of a GPU where the tensors are there."""
     q = values["q"]
     if not (isinstance(q, Tensor) and q.is_cuda):
-        return pass_(mechanism, **values)
-    ends = values.get("cu_seqlens")
-    if ends is not None:
-        values = dict(values)
-        if not ends.is_cuda:
-            # Else the longest is on the device, and all tokens are taken as an upper bound.
-            values["max_seqlen"] = int(ends.diff().max()) if ends.numel() > 1 else 0
-        values["cu_seqlens"] = ends.to(q.device, torch.int64, non_blocking=True).contiguous()
-    stream = torch._C._cuda_getCurrentRawStream(q.device.index)
-    if q.device.index == torch.cuda.current_device():
-        return pass_(mechanism, stream=stream, **values)
-    with torch.cuda.device(q.device):
-        return pass_(mechanism, stream=stream, **values)
+        return pass_(mechanism, values)
+    device = q.get_device()
+    if values.get("cu_seqlens") is not None or values.get("key_lengths") is not None:
+        values = _with_lengths_on(q.device, values)
+    values["stream"] = torch._C._cuda_getCurrentRawStream(device)
+    if device == torch._C._cuda_getDevice():
+        return pass_(mechanism, values)
+    with torch.cuda.device(device):
+        return pass_(mechanism, values)
 
 
 class Attention(torch.autograd.Function):
     """A forward that keeps what its backward needs."""
 
     @staticmethod
-    def forward(ctx: Any, mechanism: str, options: dict[str, Any], names: list[str], *inputs: Tensor) -> Any:
-        values = {**options, **dict(zip(names, inputs)), "save": True}
+    def forward(ctx: Any, mechanism: str, values: dict[str, Any], names: list[str], *inputs: Tensor) -> Any:
+        """`inputs` are those of `values` with these names, which alone are kept, as PyTorch keeps tensors."""
+        values["save"] = True
         *results, saved = on_device(_core.run, mechanism, values)
-        ctx.mechanism, ctx.options, ctx.names = mechanism, options, names
+        for name in names:
+            del values[name]
+        ctx.mechanism, ctx.options, ctx.names = mechanism, values, names
         ctx.save_for_backward(*inputs, saved)
         ctx.set_materialize_grads(False)
-        first = 2 if has_state(mechanism, options) else 1
-        ctx.mark_non_differentiable(*results[first:])
+        first = 2 if has_state(mechanism, values) else 1
+        if len(results) > first:
+            ctx.mark_non_differentiable(*results[first:])
         return tuple(results)
 
     @staticmethod
@@ -153,20 +169,19 @@ def _as_asked(results: Any, values: dict[str, Any]) -> Any:
 def run(mechanism: str, values: dict[str, Any]) -> Any:
     q = values["q"]
     if not isinstance(q, Tensor):
-        return _core.run(mechanism, **values)
-    kind = q.device.type
-    if torch.is_autocast_enabled(kind):
-        values = _cast(values, kind)
+        return _core.run(mechanism, values)
+    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(q.device.type):
+        values = _cast(values, q.device.type)
     if _is_traced(q):
         from loam_attn import _operators
 
         return _as_asked(_operators.run(mechanism, values), values)
-    if torch.is_grad_enabled() and needs_gradients(values):
-        names = [n for n, x in values.items() if x is not None and n in PLACES and isinstance(x, Tensor)]
-        inputs = [values.pop(name) for name in names]
+    names = _core.differentiable(values) if torch.is_grad_enabled() else None
+    if names is not None:
+        inputs = [values[name] for name in names]
         return _as_asked(Attention.apply(mechanism, values, names, *inputs), values)
     return _as_asked(on_device(_core.run, mechanism, values), values)
 
 
 def decode(mechanism: str, values: dict[str, Any]) -> Any:
-    return _as_asked(_core.decode(mechanism, **values), values)
+    return _as_asked(_core.decode(mechanism, values), values)

@@ -12,6 +12,7 @@ from loam_attn import _run
 from loam_attn._types import Array
 
 _BY_KEYS = ("k", "v", "w", "g", "beta", "key_bias")
+_LENGTHS = ("cu_seqlens", "cu_seqlens_k", "key_lengths")
 _LOCAL = ("softmax", "parallax", "lla")
 # A decode goes through all keys for each query; from so many queries on, tiles of a forward pay.
 _FEW_QUERIES = 8
@@ -90,8 +91,9 @@ class Cache:
     def step(self, mechanism: str, values: dict[str, Any]) -> Any:
         """One call of a function with this cache."""
         q, k = values["q"], values["k"]
-        if values.pop("cu_seqlens", None) is not None:
-            raise ValueError("cu_seqlens: given, but packed sequences have no cache")
+        for name in _LENGTHS:
+            if values.pop(name, None) is not None:
+                raise ValueError(f"{name}: given, but a cache has sequences of one length")
         if not isinstance(q, np.ndarray):
             from loam_attn import _torch
 

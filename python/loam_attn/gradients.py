@@ -28,6 +28,7 @@ INPUTS = (
     "linear_ridge",
     "z",
     "log_alpha",
+    "gain",
 )
 _RESULTS = ("output_final_state", "return_lse", "return_probe", "return_weights", "return_info")
 
@@ -53,14 +54,8 @@ def vjp(
     inputs = {name: x for name, x in values.items() if name not in _RESULTS}
 
     def pullback(grad_o: Array, grad_final_state: Array | None = None) -> dict[str, Array]:
-        grads = _core.backward(
-            mechanism,
-            saved=saved,
-            grad_o=grad_o,
-            grad_final_state=grad_final_state,
-            wanted=wanted,
-            **inputs,
-        )
+        given = dict(saved=saved, grad_o=grad_o, grad_final_state=grad_final_state, wanted=wanted)
+        grads = _core.backward(mechanism, {**inputs, **given})
         return {name: grad for name, grad in zip(INPUTS, grads) if grad is not None}
 
     return kept[0] if len(kept) == 1 else tuple(kept), pullback

@@ -28,6 +28,8 @@ def softmax_attention(
     g: Array | None = None,
     score: str | None = None,
     cu_seqlens: Array | None = None,
+    cu_seqlens_k: Array | None = None,
+    key_lengths: Array | None = None,
     cache: Cache | None = None,
     backend: str | None = None,
     return_lse: bool = False,
@@ -62,6 +64,8 @@ def softmax_attention(
         g=g,
         score=score,
         cu_seqlens=cu_seqlens,
+        cu_seqlens_k=cu_seqlens_k,
+        key_lengths=key_lengths,
         cache=cache,
         backend=backend,
         return_lse=return_lse,
@@ -85,6 +89,8 @@ def parallax(
     g: Array | None = None,
     score: str | None = None,
     cu_seqlens: Array | None = None,
+    cu_seqlens_k: Array | None = None,
+    key_lengths: Array | None = None,
     cache: Cache | None = None,
     backend: str | None = None,
     return_lse: bool = False,
@@ -118,6 +124,8 @@ def parallax(
         g=g,
         score=score,
         cu_seqlens=cu_seqlens,
+        cu_seqlens_k=cu_seqlens_k,
+        key_lengths=key_lengths,
         cache=cache,
         backend=backend,
         return_lse=return_lse,
@@ -143,6 +151,8 @@ def lla(
     score: str | None = None,
     ridge_unit: str | None = None,
     cu_seqlens: Array | None = None,
+    cu_seqlens_k: Array | None = None,
+    key_lengths: Array | None = None,
     cache: Cache | None = None,
     backend: str | None = None,
     return_lse: bool = False,
@@ -179,6 +189,8 @@ def lla(
         score=score,
         ridge_unit=ridge_unit,
         cu_seqlens=cu_seqlens,
+        cu_seqlens_k=cu_seqlens_k,
+        key_lengths=key_lengths,
         cache=cache,
         backend=backend,
         return_lse=return_lse,
@@ -200,6 +212,8 @@ def forgetting_attention(
     slope: Array | None = None,
     key_bias: Array | None = None,
     cu_seqlens: Array | None = None,
+    cu_seqlens_k: Array | None = None,
+    key_lengths: Array | None = None,
     cache: Cache | None = None,
     backend: str | None = None,
     return_lse: bool = False,
@@ -228,6 +242,8 @@ def forgetting_attention(
         slope=slope,
         key_bias=key_bias,
         cu_seqlens=cu_seqlens,
+        cu_seqlens_k=cu_seqlens_k,
+        key_lengths=key_lengths,
         cache=cache,
         backend=backend,
         return_lse=return_lse,
@@ -245,6 +261,8 @@ def path_attention(
     scale: float | None = None,
     *,
     cu_seqlens: Array | None = None,
+    cu_seqlens_k: Array | None = None,
+    key_lengths: Array | None = None,
     cache: Cache | None = None,
     backend: str | None = None,
     return_lse: bool = False,
@@ -272,6 +290,8 @@ def path_attention(
         g=g,
         scale=scale,
         cu_seqlens=cu_seqlens,
+        cu_seqlens_k=cu_seqlens_k,
+        key_lengths=key_lengths,
         cache=cache,
         backend=backend,
         return_lse=return_lse,
@@ -365,4 +385,55 @@ def interpolation(
         return_probe=return_probe,
         return_weights=return_weights,
         return_info=return_info,
+    )
+
+
+def hybrid_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    z: Array,
+    sinks: int = 4,
+    window_size: int = 64,
+    scale: float | None = None,
+    *,
+    gain: Array | None = None,
+    log_alpha: Array | None = None,
+    shift: Array | None = None,
+    balance: Array | None = None,
+    balance_keys: Array | None = None,
+    features_shared: bool = False,
+    backend: str | None = None,
+) -> Array:
+    """Softmax attention that is exact for the first `sinks` tokens and the last `window_size`, and estimated
+    by positive random features for all between, under one normaliser.
+
+    q [B, T, HQ, K], k [B, T, H, K], v [B, T, H, V], HQ a multiple of H -> o [B, T, HQ, V]. gain [HQ], of
+    each head, is added to the scores of what is far (-inf: nothing far); None: 0. z, log_alpha, shift,
+    balance, balance_keys and features_shared as in linear_attention.
+
+    >>> import loam_attn
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 2, 64, 4, 8), "float32")
+    >>> z = loam_attn.projection(heads=4, features=510, channels=8)
+    >>> o = hybrid_attention(q / 2, k / 2, v, z, sinks=2, window_size=8)
+    >>> bool(abs(o - loam_attn.softmax_attention(q / 2, k / 2, v)).mean() < 0.02)
+    True
+    """
+    return _run(
+        "hybrid",
+        q=q,
+        k=k,
+        v=v,
+        z=z,
+        sinks=sinks,
+        window_size=window_size,
+        scale=scale,
+        gain=gain,
+        log_alpha=log_alpha,
+        shift=shift,
+        balance=balance,
+        balance_keys=balance_keys,
+        features_shared=features_shared,
+        backend=backend,
     )

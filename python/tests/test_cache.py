@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Generation by a cache: prompts and tokens in any parts are the whole call."""
 
+import pickle
+
 import numpy as np
 import pytest
 from test_functions import ALL, LOCAL, RECURRENT, B, Data, T, cut, far, output
@@ -65,6 +67,15 @@ def test_results_beside_o():
     _, none = la.gla(d.q, d.k, d.v, d.gk, cache=cache)
     _, state = la.gla(d.q[:, :1], d.k[:, :1], d.v[:, :1], d.gk[:, :1], cache=cache, output_final_state=True)
     assert none is None and state is cache.state
+
+
+@pytest.mark.parametrize("name", ["lla", "gated_delta"])
+def test_kept_whole(name):
+    d, cache = Data("f4"), la.Cache()
+    ALL[name](cut(d, 0, 9), cache=cache)
+    again = pickle.loads(pickle.dumps(cache))
+    for c in again, cache:
+        assert far(output(ALL[name](cut(d, 9, T), cache=c)), output(ALL[name](d))[:, 9:]) < 1e-4
 
 
 def test_crop_and_reorder():

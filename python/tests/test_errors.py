@@ -52,6 +52,14 @@ VALUE = {
     "linear_scale: 0, expected": lambda: over_mesa(linear_scale=0),
     "g: shape [2, 5, 3], expected [2, 5, 4]": lambda: over_mesa(g=G[..., :3]),
     "probe: NULL": lambda: over_mesa(local="parallax"),
+    "window_size: 0, expected 1": lambda: la.hybrid_attention(X, X, X, np.ones((H, 3, K), "f4"), 1, 0),
+    "gain: shape [3], expected [4]": lambda: la.hybrid_attention(
+        X, X, X, np.ones((H, 3, K), "f4"), gain=np.ones(3, "f4")
+    ),
+    "key_lengths: shape [3], expected [2]": lambda: softmax(key_lengths=np.array([1, 2, 3])),
+    "key_lengths[1]: 6, expected 0 to 5": lambda: softmax(key_lengths=np.array([1, 6])),
+    "key_lengths: expected [B] numbers": lambda: softmax(key_lengths=np.array([[1, 2]])),
+    "cu_seqlens_k: given, expected cu_seqlens too": lambda: softmax(cu_seqlens_k=np.array([0, 5])),
     "k: shape [2, 3, 4, 8], expected [2, 5, 4, 8]": lambda: la.interpolation(X, X[:, :3], X[:, :3]),
     "q: shape [5, 4, 8], expected [B, T, H, K]": lambda: softmax(q=X[0]),
     "k: shape [2, 5, 4, 4], expected [2, S, G, 8]": lambda: softmax(k=X[..., :4]),
@@ -173,6 +181,29 @@ for n in 1, 3:
 """
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert out.split() == ["0", "2"]
+
+
+def test_a_child_of_fork_computes_by_one_thread():
+    code = """
+import multiprocessing, numpy, loam_attn
+x = numpy.ones((1, 256, 4, 8), "f4")
+loam_attn.set_num_threads(3)
+
+def call(_):
+    tables = numpy.linspace(0, 1, 50)[:, None], numpy.linspace(0, 1, 50)
+    loam_attn.Regressor(bandwidth=0.2).fit(*tables).predict(tables[0])
+    try:
+        loam_attn.set_num_threads(2)
+    except ValueError as error:
+        return loam_attn.softmax_attention(x, x, x), loam_attn.get_num_threads(), str(error)
+
+want = call(0) or loam_attn.softmax_attention(x, x, x)
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    for found, threads, error in pool.map(call, range(4)):
+        print(numpy.array_equal(found, want), threads, error)
+"""
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    assert out.stdout == 4 * "True 1 threads: 2, expected 1 in a child of os.fork\n"
 
 
 def test_import_needs_numpy_alone():

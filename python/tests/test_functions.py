@@ -41,6 +41,7 @@ class Data:
         balance = np.eye(K) + rng.standard_normal((H, K, K)) / 8
         self.fixed = [real(rng.standard_normal((H, K))), real(balance)]
         self.fixed.append(real(np.linalg.inv(balance).swapaxes(1, 2)))
+        self.gain = real(rng.standard_normal(H))
 
     def features(self):
         shift, balance, balance_keys = self.fixed
@@ -163,6 +164,25 @@ def estimated(d, z, log_alpha=None, shift=None, balance=None, balance_keys=None)
     return o
 
 
+def hybrid(d, sinks, window, gain, z, log_alpha=None, shift=None, balance=None, balance_keys=None):
+    """o where the first and the last keys have their own weights, and those between an estimate of them."""
+    o = np.zeros(d.q.shape[:3] + d.v.shape[3:])
+    for b, h in np.ndindex(len(d.q), d.q.shape[2]):
+        of, g = h // (d.q.shape[2] // len(z)), h // (d.q.shape[2] // d.k.shape[2])
+        q, k = K**-0.25 * d.q[b, :, h], K**-0.25 * d.k[b, :, g]
+        origin = K**-0.25 * (shift[of] if shift is not None else np.zeros(K))
+        x, y = q, k - origin
+        if balance is not None:
+            x, y = x @ balance[of].T, y @ balance_keys[of].T
+        half = lambda x: (x * x).sum(-1, keepdims=True) / 2
+        keys = np.exp(y @ z[of].T - half(y) + (0 if log_alpha is None else log_alpha[of]))
+        far = np.exp(gain[h] + q @ origin)[:, None] * (np.exp(x @ z[of].T - half(x)) @ keys.T) / z.shape[1]
+        i, j = np.ogrid[: len(q), : len(k)]
+        weights = np.tril(np.where((j < sinks) | (i - j < window), np.exp(q @ k.T), far))
+        o[b, :, h] = weights / weights.sum(-1, keepdims=True) @ d.v[b, :, g]
+    return o
+
+
 def elu(x):
     return np.where(x > 0, x + 1, np.exp(x))
 
@@ -279,7 +299,15 @@ FEATURES = {
         d.q, d.k, d.v, feature_map="positive", z=d.z, **d.features(), **o
     ),
 }
+HYBRID = {
+    "hybrid": lambda d, **o: la.hybrid_attention(
+        d.q, d.k, d.v, d.z, 2, 5, gain=d.gain, **d.features(), **o
+    ),
+}
 ALL = {name: call for table in (LOCAL, RECURRENT, OVER) for name, (call, _) in table.items()} | FEATURES
+# Those that may be packed, and have results beside o.
+USUAL = list(ALL)
+ALL |= HYBRID
 
 
 def local_options(d, expected):
@@ -435,6 +463,18 @@ def test_features_are_the_equations(name, heads_kv, shared):
     assert state.shape == (B, len(d.z), M, V + 2)
 
 
+@pytest.mark.parametrize("heads_kv, shared", [(H, False), (G, False), (G, True)])
+def test_hybrid_is_the_equation(heads_kv, shared):
+    d = Data(heads_kv=heads_kv)
+    z, options = (d.z[:G] if shared else d.z), d.features()
+    if shared:
+        options = {name: x[:G] for name, x in options.items()}
+    found = la.hybrid_attention(d.q, d.k, d.v, z, 2, 5, gain=d.gain, features_shared=shared, **options)
+    assert far(found, hybrid(d, 2, 5, d.gain, z, **options)) < 1e-9
+    plain = la.hybrid_attention(d.q, d.k, d.v, z, 0, 1, features_shared=shared)
+    assert far(plain, hybrid(d, 0, 1, np.zeros(H), z)) < 1e-9
+
+
 def test_many_features_are_softmax():
     d = Data(tokens=12)
     d.q, d.k = d.q / 2, d.k / 2
@@ -505,7 +545,7 @@ def test_two_halves_are_the_whole(name):
 
 
 @pytest.mark.parametrize("index", ["i4", "i8"])
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", USUAL)
 def test_packed_sequences_are_each_alone(name, index):
     d = Data("f4", batch=1)
     ends = [0, 5, 5, 14, T]
@@ -514,6 +554,35 @@ def test_packed_sequences_are_each_alone(name, index):
         if end > first:
             alone = output(ALL[name](cut(d, first, end)))
             assert np.array_equal(output(result)[:, first:end], alone)
+
+
+BY_KEYS = ["softmax", "window", "key_bias", "forgetting", "path_g", "parallax", "lla"]
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+@pytest.mark.parametrize("name", BY_KEYS)
+def test_keys_that_are_not_in_use(name, dtype):
+    call, d, used = ALL[name], Data(dtype), [T - 4, T]
+    # Queries are the last that the keys in use have.
+    d.q, d.probe = d.q[:, -5:], d.probe[:, -5:]
+    o = call(d, key_lengths=np.array(used, "i4"))
+    for b, n in enumerate(used):
+        part = copy.copy(d)
+        for key in "q", "k", "v", "w", "g", "beta", "beta_kv", "key_bias", "probe":
+            x = getattr(d, key)[b : b + 1]
+            setattr(part, key, x if key in ("q", "probe") else x[:, :n])
+        assert np.array_equal(o[b : b + 1], call(part))
+
+
+@pytest.mark.parametrize("name", ["softmax", "lla", "all_keys"])
+def test_packed_keys_of_other_lengths(name):
+    call, d, part = ALL[name], Data("f4", batch=1), Data("f4", batch=1)
+    d.q, ends, ends_k = d.q[:, :9], [0, 4, 4, 9], np.array([0, 11, 15, T])
+    o = call(d, cu_seqlens=np.array(ends), cu_seqlens_k=ends_k)
+    for n in 0, 2:
+        part.q = d.q[:, ends[n] : ends[n + 1]]
+        part.k, part.v = (x[:, ends_k[n] : ends_k[n + 1]] for x in (d.k, d.v))
+        assert np.array_equal(o[:, ends[n] : ends[n + 1]], call(part))
 
 
 def test_packed_states():

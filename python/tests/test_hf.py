@@ -2,6 +2,7 @@
 """Small random models of transformers on Loam against their eager attention: logits and generation."""
 
 import copy
+import doctest
 
 import pytest
 
@@ -121,3 +122,8 @@ def test_refused():
             position_ids=torch.cat([torch.arange(9), torch.arange(8)]).expand(2, -1),
             use_cache=False,
         )
+
+
+def test_examples_of_docstrings():
+    found = doctest.testmod(hf)
+    assert found.attempted > 3 and found.failed == 0

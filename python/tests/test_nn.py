@@ -2,6 +2,8 @@
 """Layers: causal, trainable, the same in parts by a cache and in packed sequences, and kept whole."""
 
 import copy
+import doctest
+import importlib
 import io
 
 import pytest
@@ -105,6 +107,12 @@ def test_kept_whole(name):
     kept.seek(0)
     for again in other, copy.deepcopy(layer), torch.load(kept, weights_only=False):
         assert torch.equal(again(x), layer(x))
+
+
+@pytest.mark.parametrize("name", ["local", "recurrent"])
+def test_examples_of_docstrings(name):
+    found = doctest.testmod(importlib.import_module(f"loam_attn.nn.{name}"))
+    assert found.attempted > 3 and found.failed == 0
 
 
 def test_special_cases():

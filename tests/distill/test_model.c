@@ -82,6 +82,7 @@ static void read_in_memory(const scene *s, const student *by, int64_t only, floa
     io_error error;
     assert_int_equal(reading_open(&r, by, &s->on, &error), 0);
     options.features = r.layers, options.only = only;
+    options.sinks = by->sinks, options.window = by->window;
     assert_int_equal(lm_text_open(&text, s->model, SCENE_TOKENS, SCENE_TOKENS, &error), 0);
     assert_int_equal(lm_text_attention(text, &options, &error), 0);
     read_pieces(text, s, SCENE_TOKENS, to);
@@ -89,7 +90,16 @@ static void read_in_memory(const scene *s, const student *by, int64_t only, floa
     reading_close(&r);
 }
 
-static void expect_same_text(const char *name, bool shared, bool untied, int64_t only)
+/* With a window beside it, and gains. */
+static void set_beside(student *by)
+{
+    student_beside(by, 3, 9);
+    for (int64_t i = 0; i < by->layers; i++)
+        for (int64_t h = 0; h < by->heads * by->queries; h++)
+            by->layer[i].gain[h] = 0.4 * (double)(h % 3) - 0.2 * (double)i;
+}
+
+static void expect_same_text(const char *name, bool shared, bool untied, bool beside, int64_t only)
 {
     enum { PIECES = 4 };
     static const int64_t pieces[PIECES] = { SCENE_TOKENS, 7, 1, 23 };
@@ -102,6 +112,7 @@ static void expect_same_text(const char *name, bool shared, bool untied, int64_t
     assert_non_null(want);
     student by = scene_student(&s, shared);
     if (untied) scene_untie(&by);
+    if (beside) set_beside(&by);
     read_in_memory(&s, &by, only, want);
     save(&s, &by, only, LOAM_F32);
     const pair p = opened(&s);
@@ -110,6 +121,7 @@ static void expect_same_text(const char *name, bool shared, bool untied, int64_t
         assert_int_equal(lm_config_features(c, i), only < 0 || only == i ? by.layer[i].features : 0);
     assert_int_equal(c->features_shared, by.queries > 1);
     assert_int_equal(c->features_untied, untied);
+    assert_true(c->sinks == (beside ? 3 : 0) && c->window == (beside ? 9 : 0));
     /* An encoder reads a text as a whole. */
     for (int i = 0; i < (c->architecture == LM_BERT ? 1 : PIECES); i++) {
         const int64_t chunk = pieces[i];
@@ -136,7 +148,40 @@ static void texts_are_the_same_in_any_pieces(void **state)
     for (size_t n = 0; n < sizeof models / sizeof *models; n++)
         for (int how = 0; how < 4; how++)
             for (int only = -1; only < 2; only++)
-                expect_same_text(models[n], how % 2, how > 1, only);
+                expect_same_text(models[n], how % 2, how > 1, false, only);
+}
+
+static void windows_are_the_same_in_any_pieces(void **state)
+{
+    static const char *const models[] = { "gpt2", "gpt2-scaled", "llama", "neox" };
+    (void)state;
+    for (size_t n = 0; n < sizeof models / sizeof *models; n++)
+        for (int shared = 0; shared < 2; shared++)
+            expect_same_text(models[n], shared, false, true, -1);
+}
+
+/* A window asks for features in every layer. */
+static void windows_beside_softmax_are_refused(void **state)
+{
+    scene s;
+    lm_files *f;
+    io_error error;
+    (void)state;
+    scene_open(&s, "llama");
+    student by = scene_student(&s, false);
+    set_beside(&by);
+    save(&s, &by, -1, LOAM_F32);
+    folder_replace("saved", "config.json", "\"window\": 9", "\"window\": -9");
+    assert_int_equal(lm_files_open(&f, "saved", &error), EXIT_INPUT);
+    assert_non_null(strstr(error.text, "'window' is -9; expected a whole number"));
+    folder_remove("saved");
+    save(&s, &by, -1, LOAM_F32);
+    folder_replace("saved", "config.json", "\"features\": [\n      3", "\"features\": [\n      0");
+    assert_int_equal(lm_files_open(&f, "saved", &error), EXIT_INPUT);
+    assert_non_null(strstr(error.text, "a window of 9 tokens: expected 1 to 511 features in all layers"));
+    folder_remove("saved");
+    student_close(&by);
+    scene_close(&s);
 }
 
 /* Features stay float32, and what is converted again is the same. */
@@ -243,6 +288,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(texts_are_the_same_in_any_pieces),
+        cmocka_unit_test(windows_are_the_same_in_any_pieces),
+        cmocka_unit_test(windows_beside_softmax_are_refused),
         cmocka_unit_test(features_are_exact),
         cmocka_unit_test(other_attention),
         cmocka_unit_test(contradictions_are_refused),

@@ -83,6 +83,18 @@ static void test_hybrid(void **state)
     assert_true(fabs(nll_of(&all, "trained") - nll_of(&alone, "trained")) < 1e-9);
     assert_true(fabs(drawn - softmax) > 1e-4 && fabs(drawn - trained) > 1e-5);
     assert_non_null(strstr(all.out, "hybrid: softmax over the first 4 tokens and the last 3, "));
+    /* As a model of its own it predicts the same. */
+    const outcome saved = run_loam("lm eval h/hybrid --text " TEXTS " --context 16");
+    expect_status(&saved, 0);
+    double nll = 0;
+    const char *const line = strstr(saved.out, "\nall ");
+    assert_true(line && sscanf(line, "\nall %*d %lf", &nll) == 1);
+    assert_true(fabs(nll - trained) < 2e-4);
+    const outcome written = run_loam("lm generate h/hybrid --prompt 'the cat' --tokens 20 --temperature 1");
+    expect_status(&written, 0);
+    const outcome tuned = run_loam("lm tune h/hybrid --text " TEXTS " --context 8 --out ht");
+    expect_status(&tuned, 3);
+    assert_non_null(strstr(tuned.err, "it has a window beside its features; expected none"));
     const outcome rows = run_shell("awk -F, 'NR > 1 && NF == 5' h/results.csv | wc -l");
     assert_int_equal(atoi(rows.out), 12);
     const outcome none = run_loam(BASE "--features 16 --steps 0 --hybrid 3");

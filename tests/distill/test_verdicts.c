@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-enum { WINDOWS = 40, LAYERS = 2, TOKENS = 300 };
+enum { WINDOWS = 40, LAYERS = 2, TOKENS = 300, FAR = 3 };
 
 static course course_with(int seeds)
 {
@@ -25,7 +25,9 @@ static course course_with(int seeds)
         c.strategies[i] = true;
     for (int i = 0; course_loss(i); i++)
         c.losses[i] = true;
-    c.training.steps = 1;
+    for (int i = 0; course_student_name(i); i++)
+        c.students[i] = true;
+    c.training.steps = 1, c.budget.mean = 16;
     return c;
 }
 
@@ -34,9 +36,11 @@ static void open_cells(cells *c, int seeds)
     const course of = course_with(seeds);
     io_error error;
     *c = (cells){ .model = "made up" };
-    assert_int_equal(cells_open(c, LAYERS, WINDOWS, &error), 0);
+    assert_int_equal(cells_open(c, LAYERS, WINDOWS, FAR, &error), 0);
     for (int64_t n = 0; n < WINDOWS; n++)
         c->tokens[n] = TOKENS;
+    for (int64_t n = 0; n < FAR * TRIAL_PLACES; n++)
+        c->places[n] = 10;
     assert_int_equal(cells_choose(c, &of, &error), 0);
 }
 
@@ -75,10 +79,17 @@ static void set_all(cells *c)
                  { "trained: rel, softmax", 3.9 },
                  { "trained: attn, softmax", 3.8 },
                  { "trained: head, softmax", 3.9 },
-                 { "trained: clip, softmax", 3.9 },
-                 { "trained: measured, softmax", 3.6 } };
+                 { "trained: clip, softmax", 3.84 },
+                 { "trained: measured, softmax", 3.6 },
+                 { "cascade", 4.5 },
+                 { "hybrid 1/2", 3.65 },
+                 { "hybrid 3/4", 3.5 },
+                 { "hybrid 7/8", 3.9 },
+                 { "direct", 4 } };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         set(c, rows[i].label, rows[i].mean, i % 2 ? 0.01 : 0);
+    for (int i = 0; i < 3; i++)
+        c->behind[i] = 128 << i, c->speeds[0][i] = 1e-3 * (i + 1), c->speeds[1][i] = 1.5e-3 + 1e-4 * i;
 }
 
 static verdict verdict_of(const cells *c, const char *begin, char said[CLAIM_TEXT])
@@ -100,7 +111,12 @@ static verdict verdict_of(const cells *c, const char *begin, char said[CLAIM_TEX
 #define FIX "Fix by the softmax"
 #define FREEDOM "The better of"
 #define MEASURED "Numbers of features"
-#define WINDOW "The best student"
+#define CLIP "Clip is within"
+#define DIRECT "Trained through the model"
+#define CASCADE "A cascade"
+#define HYBRID "The best hybrid"
+#define WINDOW "The best student without"
+#define SPEED "A token with states"
 
 /* Arms that draw nothing are there once, the others for each seed; other losses train fix alone. */
 static void test_cells(void **state)
@@ -109,16 +125,19 @@ static void test_cells(void **state)
     cells c;
     series list[SERIES];
     open_cells(&c, 3);
-    assert_int_equal(c.count, 4 + 3 * (5 + 3 + 5));
+    assert_int_equal(c.count, 4 + 3 * (5 + 3 + 5 + 3) + 2);
     assert_int_equal(cells_left(&c), c.count);
-    assert_int_equal(cells_series(&c, list), 4 + 5 + 3 + 5);
+    assert_int_equal(cells_series(&c, list), 4 + 5 + 3 + 5 + 3 + 2);
     set_all(&c);
     assert_int_equal(cells_left(&c), 0);
     const course brief = course_brief(&(course){ .strategies = { true, true, true, true, true, true },
+                                                 .students = { true, true, true, true },
                                                  .seeds = { { 4, 5 }, 2 },
-                                                 .training.steps = 1 });
-    cells few = { .layers = LAYERS, .windows = WINDOWS };
+                                                 .training.steps = 1,
+                                                 .budget.mean = 16 });
+    cells few = { .count = 0 };
     io_error error;
+    assert_int_equal(cells_open(&few, LAYERS, WINDOWS, 0, &error), 0);
     assert_int_equal(cells_choose(&few, &brief, &error), 0);
     assert_int_equal(few.count, 4 + 5 + 3);
     cells_close(&few);
@@ -150,7 +169,9 @@ static void test_differences(void **state)
 
 static void test_held(void **state)
 {
-    static const char *const all[] = { ORDER, PILOT, LOSSES, FIX, FREEDOM, MEASURED, WINDOW };
+    static const char *const all[] = { ORDER, PILOT,  LOSSES, FIX,    FREEDOM, MEASURED,
+                                       CLIP,  HYBRID, WINDOW, DIRECT, CASCADE, SPEED };
+    const size_t seeded = 9; /* of these, what takes three seeds */
     (void)state;
     char said[CLAIM_TEXT];
     cells c;
@@ -160,6 +181,12 @@ static void test_held(void **state)
         assert_int_equal(verdict_of(&c, all[i], NULL), VERDICT_HELD);
     verdict_of(&c, WINDOW, said);
     assert_non_null(strstr(said, "trained: measured, softmax minus window: -0.1 "));
+    verdict_of(&c, HYBRID, said);
+    assert_non_null(strstr(said, "hybrid 3/4 minus window: -0.2 "));
+    verdict_of(&c, DIRECT, said);
+    assert_non_null(strstr(said, "direct minus trained: fix, softmax: -0.6 "));
+    verdict_of(&c, SPEED, said);
+    assert_non_null(strstr(said, "Faster from 256 tokens on."));
     verdict_of(&c, FIX, said);
     assert_non_null(strstr(said, "gap of trained: fix, softmax: 0.400. "));
     cells_close(&c);
@@ -167,8 +194,8 @@ static void test_held(void **state)
     open_cells(&c, 2);
     set_all(&c);
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        assert_int_equal(verdict_of(&c, all[i], said), VERDICT_UNDECIDED);
-        if (i < 6) assert_non_null(strstr(said, "2 of the 3 seeds"));
+        assert_int_equal(verdict_of(&c, all[i], said), i < seeded ? VERDICT_UNDECIDED : VERDICT_HELD);
+        if (i < seeded) assert_non_null(strstr(said, "2 of the 3 seeds"));
     }
     cells_close(&c);
 }
@@ -200,7 +227,14 @@ static void test_broken(void **state)
         { "trained: measured, softmax", 3.801, 0.02, MEASURED, VERDICT_UNDECIDED },
         { "trained: measured, softmax", 3.9, 0, MEASURED, VERDICT_NOT_HELD },
         { "window", 3.601, 0.02, WINDOW, VERDICT_UNDECIDED },
-        { "window", 3.5, 0, WINDOW, VERDICT_NOT_HELD },
+        { "window", 3.55, 0, WINDOW, VERDICT_NOT_HELD },
+        { "window", 3.4, 0, HYBRID, VERDICT_NOT_HELD },
+        { "hybrid 3/4", 3.699, 0.02, HYBRID, VERDICT_HELD }, /* another one is the best */
+        { "trained: clip, softmax", 3.86, 0, CLIP, VERDICT_NOT_HELD },
+        { "direct", 4.7, 0, DIRECT, VERDICT_NOT_HELD },
+        { "direct", 4.599, 0.02, DIRECT, VERDICT_HELD },
+        { "direct", 4.601, 0.02, DIRECT, VERDICT_UNDECIDED },
+        { "cascade", 4.7, 0, CASCADE, VERDICT_NOT_HELD },
     };
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -226,6 +260,38 @@ static void test_gap_of_freedom(void **state)
     cells_close(&c);
 }
 
+/* States that get slower behind many tokens, or are slower there, or never faster. */
+static void test_speed(void **state)
+{
+    (void)state;
+    cells c;
+    open_cells(&c, 1);
+    set_all(&c);
+    assert_int_equal(verdict_of(&c, SPEED, NULL), VERDICT_HELD);
+    c.speeds[1][2] = 1.8e-3;
+    assert_int_equal(verdict_of(&c, SPEED, NULL), VERDICT_NOT_HELD);
+    c.speeds[1][2] = 1.7e-3, c.speeds[0][2] = 1.6e-3;
+    assert_int_equal(verdict_of(&c, SPEED, NULL), VERDICT_NOT_HELD);
+    cells_close(&c);
+}
+
+/* Of longer windows, a place at a time, in pairs; a cell that did not read them has none. */
+static void test_far(void **state)
+{
+    (void)state;
+    cells c;
+    open_cells(&c, 1);
+    cell *const a = &c.list[0], *const b = &c.list[1];
+    assert_false(cell_has_far(a));
+    for (int64_t i = 0; i < FAR * TRIAL_PLACES; i++)
+        a->far[i] = 30 + (double)i, b->far[i] = 10 + (double)i;
+    assert_true(cell_has_far(a));
+    const paired nll = cell_far(&c, a, NULL, 2), more = cell_far(&c, a, b, 2);
+    assert_true(fabs(nll.mean - (32 + TRIAL_PLACES) / 10.0) < 1e-12 && nll.tokens == 30);
+    assert_true(fabs(more.mean - 2) < 1e-12 && more.error < 1e-12);
+    cells_close(&c);
+}
+
 /* A file has the same bits; of another line, cut or changed it is refused and named. */
 static void test_kept(void **state)
 {
@@ -240,12 +306,16 @@ static void test_kept(void **state)
     set_all(&c);
     c.list[3].nll[0] = NAN;
     c.rises[1] = 1.0 / 3, c.checksum = 0xfedcba9876543210u;
+    c.list[1].far[2] = 5;
+    again.rises[0] = 7; /* what the file does not know stays */
     snprintf(c.line, sizeof c.line, "a run"), snprintf(again.line, sizeof again.line, "a run");
     assert_int_equal(kept_save(&c, path, &error), 0);
     assert_int_equal(kept_load(&again, path, &error), 0);
-    assert_true(again.checksum == c.checksum && again.rises[1] == 1.0 / 3 && isnan(again.rises[0]));
+    assert_true(again.checksum == c.checksum && again.rises[1] == 1.0 / 3 && again.rises[0] == 7);
+    assert_true(again.speeds[1][0] == c.speeds[1][0] && isnan(again.speeds[1][3]));
     assert_int_equal(again.count, c.count);
     assert_int_equal(cells_left(&again), 1);
+    assert_true(again.list[1].far[2] == 5 && isnan(again.list[1].far[1]));
     for (int i = 0; i < c.count; i++) {
         const cell *from = &c.list[i];
         const cell *one = cells_take(&again, from->arm, from->strategy, from->loss, from->seed);
@@ -273,8 +343,10 @@ static void test_kept(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cells),  cmocka_unit_test(test_differences),    cmocka_unit_test(test_held),
-        cmocka_unit_test(test_broken), cmocka_unit_test(test_gap_of_freedom), cmocka_unit_test(test_kept),
+        cmocka_unit_test(test_cells),          cmocka_unit_test(test_differences),
+        cmocka_unit_test(test_held),           cmocka_unit_test(test_broken),
+        cmocka_unit_test(test_gap_of_freedom), cmocka_unit_test(test_kept),
+        cmocka_unit_test(test_speed),          cmocka_unit_test(test_far),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -41,6 +41,7 @@ static void expect_same(const lm_config *a, const lm_config *b)
     assert_int_equal(a->ridge_unit, b->ridge_unit);
     assert_int_equal(a->features_shared, b->features_shared);
     assert_int_equal(a->features_untied, b->features_untied);
+    assert_true(a->sinks == b->sinks && a->window == b->window);
     assert_memory_equal(a->features, b->features, sizeof a->features);
     assert_int_equal(a->tied, b->tied);
     assert_int_equal(a->parallel, b->parallel);
@@ -293,6 +294,13 @@ static void trained_attention_is_written(void **state)
             fail_msg("%s", error.text);
         expect_same(&a, &b);
         assert_string_equal(lm_config_attention_name(&b), names[i]);
+        for (int64_t layer = 0; i == 4 && layer < a.layers; layer++)
+            a.features[layer] = 511;
+        if (i < 4) continue;
+        a.features_untied = false, a.sinks = 4, a.window = 48;
+        if (lm_config_write(&a, "written.json", &error) || lm_config_read(&b, "written.json", &error))
+            fail_msg("%s", error.text);
+        expect_same(&a, &b);
     }
     lm_config c = { 0 };
     assert_false(lm_config_attention(&c, "gated-delta"));
