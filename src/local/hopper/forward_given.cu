@@ -679,12 +679,11 @@ template <class S> static int64_t blocks_of(const loam_problem *p, int rows)
     return (p->len_q + rows - 1) / rows * p->batch * p->heads_q * S::parts;
 }
 
-/* Where blocks are few, they have the rows of fewer warpgroups, which then run alone and faster. Late rows of
- * a causal problem see twice as many keys as the mean: a block of theirs takes as long as two that follow
- * each other. */
+/* Where blocks are few, they have the rows of fewer warpgroups, which then run alone and faster. Where late
+ * rows see all keys and early ones few, a block of late rows takes as long as two that follow each other. */
 template <class S> static int rows_of_blocks(const loam_problem *p, int multiprocessors)
 {
-    const int rounds = p->causal && p->window == 0 ? 2 : 1;
+    const int rounds = p->causal && p->window == 0 && p->len_q == p->len_kv ? 2 : 1;
     int rows = S::rows;
     while (rows > ROWS && blocks_of<S>(p, rows - ROWS) <= rounds * multiprocessors)
         rows -= ROWS;
