@@ -4,7 +4,7 @@
 #include "src/recurrent/hopper/positive.cuh"
 
 /* What the backward pass needs besides. */
-static void carve_gradients(const loam_problem *p, positive_launch *l, size_t states, arena *pool)
+static void carve_gradients(const loam_problem *p, positive_launch *l, size_t each, arena *pool)
 {
     const int64_t tokens = l->x.axis / l->x.reads;
     const size_t features = (size_t)p->features, heads = (size_t)l->x.heads,
@@ -13,7 +13,8 @@ static void carve_gradients(const loam_problem *p, positive_launch *l, size_t st
     const size_t parts = size_mul(size_mul((size_t)positive_entries(*l), (size_t)l->slices),
                                   heads * features);
     l->records = (float4 *)arena_take(pool, rows, sizeof *l->records);
-    l->adjoints = (float *)arena_take(pool, states, sizeof *l->adjoints);
+    l->ends = (float *)arena_take(pool, size_mul(each, POSITIVE_STEPS), sizeof *l->ends);
+    l->adjoints = (float *)arena_take(pool, size_mul(each, (size_t)p->dim_v + 1), sizeof *l->adjoints);
     l->grad_b = (float *)arena_take(pool, size_mul(rows, features), sizeof *l->grad_b);
     l->grad_a = (float *)arena_take(pool, size_mul(rows, features), sizeof *l->grad_a);
     l->grad_v = (float *)arena_take(pool, l->x.sharing > 1 ? size_mul(rows, (size_t)p->dim_v) : 0,
@@ -33,9 +34,16 @@ static void carve_parameters(const loam_problem *p, const loam_args *a, positive
           *turned = (float *)arena_take(pool, heads * dim, sizeof *turned),
           *centre = (float *)arena_take(pool, heads * dim, sizeof *centre),
           *gram = (float *)arena_take(pool, heads * dim * dim, sizeof *gram);
+    const size_t pieces = heads * (features / 8) * (dim / 16) * 3 * 32;
+    l->parts_q = (uint2 *)arena_take(pool, pieces, sizeof *l->parts_q);
+    l->parts_k = (uint2 *)arena_take(pool, pieces, sizeof *l->parts_k);
+    const size_t rows = p->pass == LOAM_BACKWARD ? pieces / 3 : 0;
+    l->rows_q = (uint4 *)arena_take(pool, rows, sizeof *l->rows_q);
+    l->rows_k = (uint4 *)arena_take(pool, rows, sizeof *l->rows_k);
     l->half = (float *)arena_take(pool, tokens, sizeof *l->half);
     if (!a) return;
     l->z_q = l->z_k = a->z, l->alpha = a->log_alpha;
+    if (!a->balance.data) l->parts_k = l->parts_q, l->rows_k = l->rows_q;
     if (a->balance.data) {
         const int64_t head = p->features * p->dim_qk;
         l->z_q = loam_const_view{ z_q, 0, head, p->dim_qk },
@@ -66,7 +74,7 @@ static positive_launch carve(const loam_problem *p, const loam_args *a, arena *p
     l.before = (float *)arena_take(pool, each, sizeof *l.before);
     l.states = (float *)arena_take(pool, states, sizeof *l.states);
     carve_parameters(p, a, &l, pool);
-    if (p->pass == LOAM_BACKWARD) carve_gradients(p, &l, states, pool);
+    if (p->pass == LOAM_BACKWARD) carve_gradients(p, &l, each, pool);
     return l;
 }
 

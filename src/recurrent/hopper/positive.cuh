@@ -10,13 +10,15 @@
  *
  * so that all factors and all terms are at most 1 and den_t is at least 1/e. Logarithms are float32,
  * products have z in three bf16 parts and features and states in two; exponentials are in the log2 domain.
+ * The second factor of a term of w is at most e^{c_1m - c_tm}: where no c rises by more than POSITIVE_RISE
+ * from a step's first token on, w is a product of two matrices; else the pairs are weighed one by one.
  *
  * A warp has 16 channels of v, and their state for all features as the accumulator S^T [16][features]. */
 #ifndef LOAM_RECURRENT_HOPPER_POSITIVE_CUH
 #define LOAM_RECURRENT_HOPPER_POSITIVE_CUH
 
+#include "src/gpu/hopper.cuh"
 #include "src/gpu/launch.cuh"
-#include "src/gpu/tile.cuh"
 #include "src/recurrent/positive.h"
 
 enum {
@@ -37,15 +39,18 @@ typedef struct positive_launch {
     /* [heads, features, dim_qk]: A^T z and B^T z, or z itself, whose products with q and k are those of z
      * with x and y; [heads, features]: log alpha - sqrt(scale) z . B r, or log alpha itself. */
     loam_const_view z_q, z_k, alpha;
-    float *turned, *centre; /* B r and B^T B r [heads, dim_qk], where there is a shift or a matrix */
-    float *gram;            /* B^T B [heads, dim_qk, dim_qk], where there is a matrix */
-    float *half;            /* |y|^2 / 2 [entries, heads, tokens] */
-    int64_t chunks;         /* of the longest sequence */
-    float *tops;            /* c of each chunk alone [batch, heads, chunks, features] */
-    float *before;          /* c before each chunk, likewise */
+    float *turned, *centre;   /* B r and B^T B r [heads, dim_qk], where there is a shift or a matrix */
+    float *gram;              /* B^T B [heads, dim_qk, dim_qk], where there is a matrix */
+    uint2 *parts_q, *parts_k; /* z_q and z_k as operands: positive_load_parts */
+    uint4 *rows_q, *rows_k;   /* backward, likewise: positive_load_rows */
+    float *half;              /* |y|^2 / 2 [entries, heads, tokens] */
+    int64_t chunks;           /* of the longest sequence */
+    float *tops;              /* c of each chunk alone [batch, heads, chunks, features] */
+    float *before;            /* c before each chunk, likewise */
     float *states; /* S and s of each chunk alone, then before it: [dim_v + 1, features] for each chunk */
     /* Backward. Rows are those of positive_row. */
     float4 *records;        /* top, 1 / den and -(grad_o . o) / den of each query */
+    float *ends;            /* c before each step [batch, heads, chunks, 4, features] */
     float *adjoints;        /* gradients of S and s, of each chunk alone, then after it; as states */
     float *grad_b, *grad_a; /* gradients of logarithms [rows, features]; of keys in the rows of read 0 */
     float *grad_v;          /* [rows, dim_v], where heads share values */
@@ -60,6 +65,13 @@ static __host__ __device__ __forceinline__ int64_t positive_entries(const positi
     return sequence_packed(&l.p) ? 1 : l.p.batch;
 }
 
+/* All kernels of a call but the first ones begin so, and may be launched before the one before has ended. */
+static __device__ __forceinline__ void positive_follow(void)
+{
+    launch_dependents();
+    wait_for_previous_launch();
+}
+
 /* A chunk of a head, and where its numbers lie. */
 struct positive_chunk {
     positive x;
@@ -68,7 +80,8 @@ struct positive_chunk {
     int first, count;    /* its tokens; count <= 0: none */
     int features, pitch; /* pitch: of rows of features in shared memory */
     float root;          /* sqrt(scale) */
-    loam_const_view z_q, z_k, alpha;
+    const uint2 *parts_q, *parts_k;
+    loam_const_view alpha;
 };
 
 static __device__ __forceinline__ positive_chunk positive_chunk_at(const positive_launch &l)
@@ -84,7 +97,7 @@ static __device__ __forceinline__ positive_chunk positive_chunk_at(const positiv
     u.count = (int)(left < POSITIVE_CHUNK ? left : POSITIVE_CHUNK);
     u.features = (int)l.p.features, u.pitch = u.features + 4;
     u.root = sqrtf((float)l.p.scale);
-    u.z_q = l.z_q, u.z_k = l.z_k, u.alpha = l.alpha;
+    u.parts_q = l.parts_q, u.parts_k = l.parts_k, u.alpha = l.alpha;
     return u;
 }
 
@@ -96,16 +109,18 @@ struct positive_shared {
     float *c_0, *c_1, *s_0, *s_1, *decay; /* before the step and after it; e^{c_0 - c_1} */
     __nv_bfloat16 *k, *v;                 /* [64][POSITIVE_PITCH] */
     /* Where queries are read. */
-    float *b, *queries;        /* logarithms of queries, then log2 e (b + c_1 - top); e^{b + c_0 - top} */
+    /* Logarithms of queries, then e^{b + c_1 - top}, or its log2 where pairs are weighed one by one;
+     * e^{b + c_0 - top}. */
+    float *b, *queries;
     float *weights;            /* w, of pairs */
-    float *top, *divisor;      /* of queries */
+    float *top, *divisor;      /* of queries; the divisor without w */
     __nv_bfloat16 *q, *grad_o; /* [2][16][POSITIVE_PITCH]: of this step or read, and of the next */
     /* Backward. */
     float *inverse, *shift;    /* 1 / den and -(grad_o . o) / den of queries */
     float *pairs;              /* gradients of w */
     float *sums;               /* of a step: products with the state, or gradients of logarithms */
     float *state, *normaliser; /* the chunk's, of keys before or of queries after the step */
-    float *ends;               /* c before each of the chunk's steps [4][features] */
+    float *start, *reads;      /* c before the chunk; the sum of shift over its queries, relative to that */
     unsigned *held;            /* of features: bit i where the logarithm of row i of a step is held */
 };
 
@@ -148,7 +163,8 @@ static __host__ __device__ inline size_t positive_shared_carve(char *base, int f
     s->sums = at, at += rows;
     s->state = at, at += POSITIVE_DIM * (features + 4);
     s->normaliser = at, at += features;
-    s->ends = at, at += POSITIVE_STEPS * features;
+    s->start = at, at += features;
+    s->reads = at, at += features;
     s->held = (unsigned *)at, at += features;
     return (size_t)((char *)at - base);
 }
@@ -205,6 +221,20 @@ static __device__ __forceinline__ void positive_load_b(operand_b<2> &b, const fl
     }
 }
 
+/* B: the transpose of rows n .. n + 7, of which columns k .. k + 15. */
+static __device__ __forceinline__ void positive_load_b_rows(operand_b<2> &b, const float *rows, int pitch,
+                                                            int n, int k)
+{
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        const float2 x = *(const float2 *)(rows + (n + g) * pitch + k + 2 * t + 8 * e);
+        uint32_t part[2];
+        split_pair(part, x.x, x.y);
+        b.part[0][e] = part[0], b.part[1][e] = part[1];
+    }
+}
+
 /* A: the transpose of 16 rows of a tile, columns m .. m + 15. */
 static __device__ __forceinline__ void positive_load_transposed(operand_a<1> &a, const __nv_bfloat16 *rows,
                                                                 int m)
@@ -237,6 +267,51 @@ static __device__ __forceinline__ void positive_load_z(operand_b<3> &b, const lo
     }
 }
 
+/* The same from what was split before: three pairs of words for each lane. Where those of features n .. n + 7
+ * and channels k .. k + 15 are: */
+static __host__ __device__ __forceinline__ int64_t positive_part_at(int64_t head, int64_t features,
+                                                                    int64_t dim, int n, int k)
+{
+    return ((head * (features / 8) + n / 8) * (dim / 16) + k / 16) * 3 * 32;
+}
+
+static __device__ __forceinline__ void positive_load_parts(operand_b<3> &b, const uint2 *parts)
+{
+#pragma unroll
+    for (int p = 0; p < 3; p++) {
+        const uint2 x = parts[32 * p + threadIdx.x % 32];
+        b.part[p][0] = x.x, b.part[p][1] = x.y;
+    }
+}
+
+/* The same for products with z, of two parts: two pairs of words for each lane. Where those of features k ..
+ * k + 15 and channels n .. n + 7 are: */
+static __host__ __device__ __forceinline__ int64_t positive_rows_at(int64_t head, int64_t features,
+                                                                    int64_t dim, int k, int n)
+{
+    return ((head * (features / 16) + k / 16) * (dim / 8) + n / 8) * 32;
+}
+
+static __device__ __forceinline__ void positive_load_rows(operand_b<2> &b, const uint4 *rows)
+{
+    const uint4 x = rows[threadIdx.x % 32];
+    b.part[0][0] = x.x, b.part[0][1] = x.y, b.part[1][0] = x.z, b.part[1][1] = x.w;
+}
+
+/* B: features k .. k + 15 of z, channels n .. n + 7. */
+static __device__ __forceinline__ void positive_load_projections(operand_b<2> &b, const float *z,
+                                                                 int64_t stride, int k, int n)
+{
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        const float *x = z + (k + 2 * t + 8 * e) * stride + n + g;
+        uint32_t part[2];
+        split_pair(part, x[0], x[stride]);
+        b.part[0][e] = part[0], b.part[1][e] = part[1];
+    }
+}
+
 static __device__ __forceinline__ float positive_hold_float(float x)
 {
     return !(x > (float)-POSITIVE_BOUND) ? (float)-POSITIVE_BOUND : fminf(x, (float)POSITIVE_BOUND);
@@ -251,13 +326,14 @@ static __device__ void positive_products(const positive_chunk &u, const __nv_bfl
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, dim = (int)u.x.p->dim_qk;
     const loam_const_view &weight = u.alpha;
     for (int n = (int)threadIdx.x / 32 * 8; n < u.features; n += POSITIVE_WARPS * 8) {
+        const uint2 *parts = (KEYS ? u.parts_k : u.parts_q) + positive_part_at(u.n, u.features, dim, n, 0);
         float d[4] = { 0, 0, 0, 0 };
 #pragma unroll
         for (int k = 0; k < POSITIVE_DIM; k += 16) {
             operand_a<1> a;
             operand_b<3> z;
             if (k >= dim) break;
-            positive_load_z(z, KEYS ? u.z_k : u.z_q, u.n, n, k);
+            positive_load_parts(z, parts + positive_part_at(0, 8, dim, 0, k));
             load_a<POSITIVE_PITCH>(a, rows, 0, k);
             mma(d, a, z);
         }
@@ -267,39 +343,69 @@ static __device__ void positive_products(const positive_chunk &u, const __nv_bfl
             alpha[1] = ((const float *)weight.data)[u.n * weight.head + n + 2 * t + 1];
         }
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const int row = g + e / 2 * 8;
-            to[row * u.pitch + n + 2 * t + e % 2] = u.root / POSITIVE_SHARE * d[e] +
-                                                    (KEYS ? alpha[e % 2] - half_norms[row] : 0);
+        for (int e = 0; e < 2; e++) {
+            const int row = g + 8 * e;
+            const float factor = u.root / POSITIVE_SHARE, half = KEYS ? half_norms[row] : 0;
+            *(float2 *)(to + row * u.pitch + n + 2 * t) = make_float2(
+                factor * d[2 * e] + (alpha[0] - half), factor * d[2 * e + 1] + (alpha[1] - half));
         }
     }
 }
 
 /* ------------------------------------------------------------------ a step of the keys */
 
-/* From the logarithms of the keys: c, keys, decay, s_0, s_1, c_0, c_1, and a less c_1. `count` tokens are
- * there. / */
-static __device__ void positive_scan(const positive_chunk &u, const positive_shared &s, int count)
+/* e^POSITIVE_RISE is far from infinity, and a key that is 0 in float has terms below e^{POSITIVE_RISE - 87}:
+ * nothing beside den_t. */
+constexpr float POSITIVE_RISE = 40;
+
+/* Calls use(m, row) for each feature m by two lanes of a warp, 16 apart, of which one has the rows of a step
+ * from row = 0 on, the other those from HALF_STEP on. */
+enum { HALF_STEP = POSITIVE_STEP / 2 };
+template <class F>
+static __device__ __forceinline__ void positive_for_features(const positive_chunk &u, F use)
 {
-    for (int m = (int)threadIdx.x; m < u.features; m += POSITIVE_THREADS) {
-        float a[POSITIVE_STEP], c = s.c_1[m], sum = 0;
-        const float c_0 = c, s_0 = s.s_1[m];
+    const int lane = (int)threadIdx.x % 32;
+    for (int m = (int)threadIdx.x / 32 * 16 + lane % 16; m < u.features; m += POSITIVE_WARPS * 16)
+        use(m, lane / 16 * HALF_STEP);
+}
+
+template <class T> static __device__ __forceinline__ T positive_other_half(T x)
+{
+    return __shfl_xor_sync(~0u, x, 16);
+}
+
+/* From the logarithms of the keys: c, keys, decay, s_0, s_1, c_0, c_1, and a less c_1. `count` tokens are
+ * there. Returns whether a c of the thread rises by more than POSITIVE_RISE. */
+static __device__ bool positive_scan(const positive_chunk &u, const positive_shared &s, int count)
+{
+    bool rises = false;
+    positive_for_features(u, [&](int m, int row) {
+        float a[HALF_STEP], top = (float)-POSITIVE_BOUND, sum = 0;
+        const float c_0 = s.c_1[m], s_0 = s.s_1[m];
 #pragma unroll
-        for (int i = 0; i < POSITIVE_STEP; i++) {
-            a[i] = i < count ? positive_hold_float(s.a[i * u.pitch + m]) : -INFINITY;
-            c = fmaxf(c, ceilf(a[i]));
-            s.c[i * u.pitch + m] = c;
+        for (int i = 0; i < HALF_STEP; i++) {
+            a[i] = row + i < count ? positive_hold_float(s.a[(row + i) * u.pitch + m]) : -INFINITY;
+            top = fmaxf(top, ceilf(a[i]));
         }
+        const float other = positive_other_half(top), c_1 = fmaxf(c_0, fmaxf(top, other));
+        float c = row == 0 ? c_0 : fmaxf(c_0, other);
 #pragma unroll
-        for (int i = 0; i < POSITIVE_STEP; i++) {
-            a[i] = (float)LOG2E * (a[i] - c);
+        for (int i = 0; i < HALF_STEP; i++) {
+            c = fmaxf(c, ceilf(a[i]));
+            s.c[(row + i) * u.pitch + m] = c;
+            if (row + i == 0) rises |= c_1 - c > POSITIVE_RISE;
+            a[i] = (float)LOG2E * (a[i] - c_1);
             const float key = exp2_fast(a[i]);
-            s.a[i * u.pitch + m] = a[i], s.keys[i * u.pitch + m] = key;
+            s.a[(row + i) * u.pitch + m] = a[i], s.keys[(row + i) * u.pitch + m] = key;
             sum += key;
         }
-        const float decay = exp2_fast((float)LOG2E * (c_0 - c));
-        s.decay[m] = decay, s.c_0[m] = c_0, s.c_1[m] = c, s.s_0[m] = s_0, s.s_1[m] = fmaf(s_0, decay, sum);
-    }
+        sum += positive_other_half(sum);
+        const float decay = exp2_fast((float)LOG2E * (c_0 - c_1));
+        __syncwarp();
+        if (row > 0) return;
+        s.decay[m] = decay, s.c_0[m] = c_0, s.c_1[m] = c_1, s.s_0[m] = s_0, s.s_1[m] = fmaf(s_0, decay, sum);
+    });
+    return rises;
 }
 
 /* state <- e^{c_0 - c_1} state + sum_j v_j e^{a_j - c_1}, of the warp's 16 channels. rows: the step's
@@ -367,19 +473,20 @@ static __device__ __forceinline__ int64_t positive_state_at(const positive_chunk
 /* A launch with the instance of `kernel` for the number of features. */
 #define POSITIVE_LAUNCH(kernel, blocks, shared, error, launch) \
     ((launch).p.features <= 64    ? cuda_launch(#kernel, kernel<4>, blocks, POSITIVE_THREADS, shared, \
-                                                (launch).a.stream, false, error, launch) \
+                                                (launch).a.stream, true, error, launch) \
      : (launch).p.features <= 128 ? cuda_launch(#kernel, kernel<8>, blocks, POSITIVE_THREADS, shared, \
-                                                (launch).a.stream, false, error, launch) \
+                                                (launch).a.stream, true, error, launch) \
                                   : cuda_launch(#kernel, kernel<16>, blocks, POSITIVE_THREADS, shared, \
-                                                (launch).a.stream, false, error, launch))
+                                                (launch).a.stream, true, error, launch))
 
 /* What A, B and the shift make of z and log alpha; |y|^2 / 2. */
 loam_status positive_prepare_hopper(const positive_launch *l, loam_error *error);
 /* S, s and c before each chunk; state_out, where it is wanted. */
 loam_status positive_states_hopper(const positive_launch *l, loam_error *error);
 loam_status positive_output_hopper(const positive_launch *l, loam_error *error);
-/* Backward, in this order: records and grad_b; adjoints and grad_state_in; grad_a and the gradient of v; the
- * gradients of q and k, z and log alpha. */
+/* Backward, in this order: records and grad_b, and up to POSITIVE_ADJOINTS features adjoints; else these, and
+ * grad_state_in; grad_a and the gradient of v; the gradients of q and k, z and log alpha. */
+enum { POSITIVE_ADJOINTS = 64 };
 loam_status positive_queries_hopper(const positive_launch *l, loam_error *error);
 loam_status positive_adjoints_hopper(const positive_launch *l, loam_error *error);
 loam_status positive_keys_hopper(const positive_launch *l, loam_error *error);

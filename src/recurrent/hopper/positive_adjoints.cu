@@ -4,31 +4,27 @@
 
 /* s.queries <- inverse e^{b + c_0 - top} of a step; s.normaliser has shift instead of inverse. c_0: before
  * the chunk. */
-static __device__ void weigh(const positive_chunk &u, const positive_shared &s, const positive_launch &l,
-                             int at, int r)
+static __device__ void weigh(const positive_chunk &u, const positive_shared &s)
 {
-    const int count = u.count - at < POSITIVE_STEP ? u.count - at : POSITIVE_STEP;
-    for (int m = (int)threadIdx.x; m < u.features; m += POSITIVE_THREADS) {
-        float sum = s.normaliser[m];
-        for (int i = 0; i < POSITIVE_STEP; i++) {
-            float weight = 0;
-            if (i < count) {
-                const float4 record = l.records[positive_query_row(u, at, i, r)];
-                const float b = positive_hold_float(s.b[i * u.pitch + m]);
-                const float query = exp2_fast((float)LOG2E * (b + s.c_0[m] - record.x));
-                weight = query * record.y;
-                sum = fmaf(query, record.z, sum);
-            }
-            s.queries[i * u.pitch + m] = weight;
+    positive_for_features(u, [&](int m, int row) {
+        float sum = 0;
+#pragma unroll
+        for (int i = row; i < row + HALF_STEP; i++) {
+            const float b = positive_hold_float(s.b[i * u.pitch + m]),
+                        query = exp2_fast((float)LOG2E * (b + s.c_0[m] - s.top[i]));
+            s.queries[i * u.pitch + m] = query * s.inverse[i];
+            sum = fmaf(query, s.shift[i], sum);
         }
-        s.normaliser[m] = sum;
-    }
+        sum += positive_other_half(sum);
+        if (row == 0) s.normaliser[m] += sum;
+    });
 }
 
 /* The sums over the queries of a chunk, relative to c before it. */
 __global__ void __launch_bounds__(POSITIVE_THREADS, 3)
     positive_adjoint_kernel(const __grid_constant__ positive_launch l)
 {
+    positive_follow();
     extern __shared__ __align__(16) char positive_memory[];
     const positive_chunk u = positive_chunk_at(l);
     positive_shared s;
@@ -45,8 +41,9 @@ __global__ void __launch_bounds__(POSITIVE_THREADS, 3)
         __syncthreads();
         positive_load_item_rows(u, s, item + 1);
         positive_products<false>(u, s.q + place, NULL, s.b);
+        positive_load_records(l, u, s, item / (int)u.x.reads * POSITIVE_STEP, item % (int)u.x.reads);
         __syncthreads();
-        weigh(u, s, l, item / (int)u.x.reads * POSITIVE_STEP, item % (int)u.x.reads);
+        weigh(u, s);
         __syncthreads();
         positive_accumulate(u, s, s.grad_o + place, s.queries, NULL);
     }
@@ -65,6 +62,7 @@ enum { FOLD_AHEAD = 8 };
 __global__ void __launch_bounds__(POSITIVE_THREADS)
     positive_unfold_kernel(const __grid_constant__ positive_launch l)
 {
+    positive_follow();
     const int64_t features = l.p.features, rows = l.p.dim_v + 1,
                   e = (int64_t)blockIdx.x * POSITIVE_THREADS + threadIdx.x, m = e % features,
                   row = e / features % rows, item = e / features / rows, n = item % l.x.heads,
@@ -106,11 +104,11 @@ loam_status positive_adjoints_hopper(const positive_launch *l, loam_error *error
                   folds = (numbers + POSITIVE_THREADS - 1) / POSITIVE_THREADS;
     positive_shared s;
     const size_t shared = positive_shared_carve(NULL, (int)l->p.features, POSITIVE_GRADIENT, &s);
-    if (blocks > 0) {
+    if (blocks > 0 && l->p.features > POSITIVE_ADJOINTS) {
         TRY(cuda_launch("positive_adjoint_kernel", positive_adjoint_kernel, blocks, POSITIVE_THREADS, shared,
-                        l->a.stream, false, error, *l));
+                        l->a.stream, true, error, *l));
     }
     return folds == 0 ? LOAM_OK
                       : cuda_launch("positive_unfold_kernel", positive_unfold_kernel, folds, POSITIVE_THREADS,
-                                    0, l->a.stream, false, error, *l);
+                                    0, l->a.stream, true, error, *l);
 }

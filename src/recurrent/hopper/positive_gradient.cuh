@@ -22,20 +22,6 @@ static __device__ __forceinline__ void positive_load_item_rows(const positive_ch
     positive_load_queries(u, s, item);
 }
 
-/* B: the transpose of rows n .. n + 7, of which columns k .. k + 15. */
-static __device__ __forceinline__ void positive_load_b_rows(operand_b<2> &b, const float *rows, int pitch,
-                                                            int n, int k)
-{
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-#pragma unroll
-    for (int e = 0; e < 2; e++) {
-        const float2 x = *(const float2 *)(rows + (n + g) * pitch + k + 2 * t + 8 * e);
-        uint32_t part[2];
-        split_pair(part, x.x, x.y);
-        b.part[0][e] = part[0], b.part[1][e] = part[1];
-    }
-}
-
 /* A: the transpose of 16 rows of 16 pairs. */
 static __device__ __forceinline__ void positive_load_pairs_transposed(operand_a<2> &a, const float *pairs)
 {
@@ -109,15 +95,30 @@ static __device__ void positive_pair_products(const positive_chunk &u, const pos
         s.pairs[(g + e / 2 % 2 * 8) * POSITIVE_PAIRS_PITCH + e / 4 * 8 + 2 * t + e % 2] = d[e / 4][e % 4];
 }
 
+/* s.weights <- w, by one warp; where pairs are weighed one by one they are there. */
+static __device__ __forceinline__ void positive_store_weights(const positive_chunk &u,
+                                                              const positive_shared &s, bool apart)
+{
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    float w[2][4];
+    if (apart || threadIdx.x / 32 != POSITIVE_WARPS - 2) return;
+    positive_pair_weights(u, s, false, w);
+#pragma unroll
+    for (int e = 0; e < 8; e++)
+        s.weights[(g + e / 2 % 2 * 8) * POSITIVE_PAIRS_PITCH + e / 4 * 8 + 2 * t + e % 2] = w[e / 4][e % 4];
+}
+
 /* held[m]: which of a step's 16 rows of logarithms will be held. The threads of positive_scan. */
 static __device__ void positive_mark_held(const positive_chunk &u, const float *rows, unsigned *held)
 {
-    for (int m = (int)threadIdx.x; m < u.features; m += POSITIVE_THREADS) {
+    positive_for_features(u, [&](int m, int row) {
         unsigned bits = 0;
-        for (int i = 0; i < POSITIVE_STEP; i++)
-            bits |= (unsigned)!(fabsf(rows[i * u.pitch + m]) < (float)POSITIVE_BOUND) << i;
-        held[m] = bits;
-    }
+#pragma unroll
+        for (int i = 0; i < HALF_STEP; i++)
+            bits |= (unsigned)!(fabsf(rows[(row + i) * u.pitch + m]) < (float)POSITIVE_BOUND) << (row + i);
+        bits |= positive_other_half(bits);
+        if (row == 0) held[m] = bits;
+    });
 }
 
 /* s.state and s.normaliser <- S and s of the chunk in `from`, an array of states. */
@@ -136,6 +137,17 @@ static __device__ void positive_fetch_state(const positive_chunk &u, const posit
 static __device__ __forceinline__ int64_t positive_query_row(const positive_chunk &u, int at, int i, int r)
 {
     return positive_row(&u.x, &u.seq, u.n, u.first + at + i, r);
+}
+
+/* top, inverse and shift of the queries of an item. Those that are not there weigh nothing. */
+static __device__ void positive_load_records(const positive_launch &l, const positive_chunk &u,
+                                             const positive_shared &s, int at, int r)
+{
+    const int i = (int)threadIdx.x;
+    if (i >= POSITIVE_STEP) return;
+    const float4 record = at + i < u.count ? l.records[positive_query_row(u, at, i, r)]
+                                           : make_float4(4 * (float)POSITIVE_BOUND, 0, 0, 0);
+    s.top[i] = record.x, s.inverse[i] = record.y, s.shift[i] = record.z;
 }
 
 #endif

@@ -3,35 +3,6 @@
  * logarithms and of the values (src/recurrent/hopper/positive_gradient.cuh). */
 #include "src/recurrent/hopper/positive_gradient.cuh"
 
-/* s.ends: c before each step of the chunk. */
-static __device__ void find_ends(const positive_launch &l, const positive_chunk &u, const positive_shared &s)
-{
-    for (int m = (int)threadIdx.x; m < u.features; m += POSITIVE_THREADS)
-        s.ends[m] = l.before[u.at * u.features + m];
-    for (int at = 0; at < u.count; at += POSITIVE_STEP) {
-        positive_products<true>(u, s.k + at * POSITIVE_PITCH, s.half + at, s.a);
-        __syncthreads();
-        for (int m = (int)threadIdx.x; m < u.features; m += POSITIVE_THREADS) {
-            float c = s.ends[at / POSITIVE_STEP * u.features + m];
-            for (int i = 0; i < POSITIVE_STEP && at + i < u.count; i++)
-                c = fmaxf(c, ceilf(positive_hold_float(s.a[i * u.pitch + m])));
-            if (at + POSITIVE_STEP < u.count) s.ends[(at / POSITIVE_STEP + 1) * u.features + m] = c;
-        }
-        __syncthreads();
-    }
-}
-
-/* top, inverse and shift of the queries of an item. Those that are not there weigh nothing. */
-static __device__ void load_records(const positive_launch &l, const positive_chunk &u,
-                                    const positive_shared &s, int at, int r)
-{
-    const int i = (int)threadIdx.x;
-    if (i >= POSITIVE_STEP) return;
-    const float4 record = at + i < u.count ? l.records[positive_query_row(u, at, i, r)]
-                                           : make_float4(4 * (float)POSITIVE_BOUND, 0, 0, 0);
-    s.top[i] = record.x, s.inverse[i] = record.y, s.shift[i] = record.z;
-}
-
 /* What the queries after the step give: s.sums <- R v + r; dv <- sum_m e^{a - c_1} R, of the warp's
  * channels. */
 static __device__ void read_adjoint(const positive_chunk &u, const positive_shared &s,
@@ -58,20 +29,23 @@ static __device__ void scale_rows(const positive_chunk &u, const positive_shared
 {
     for (int e = (int)threadIdx.x; e < POSITIVE_STEP * POSITIVE_STEP; e += POSITIVE_THREADS) {
         const int i = e / POSITIVE_STEP, at = i * POSITIVE_PAIRS_PITCH + e % POSITIVE_STEP;
-        s.pairs[at] = fmaf(s.inverse[i], s.pairs[at], s.shift[i]);
+        s.pairs[at] = e % POSITIVE_STEP <= i ? fmaf(s.inverse[i], s.pairs[at], s.shift[i]) : 0;
         s.weights[at] *= s.inverse[i];
     }
-    for (int m = (int)threadIdx.x; m < u.features; m += POSITIVE_THREADS) {
+    positive_for_features(u, [&](int m, int row) {
         const float after = s.normaliser[m];
-        float sum = first ? after * s.decay[m] : after;
-        for (int i = 0; i < POSITIVE_STEP; i++) {
+        float sum = 0;
+#pragma unroll
+        for (int i = row; i < row + HALF_STEP; i++) {
             const int at = i * u.pitch + m;
             if (first) s.sums[at] = s.keys[at] * (s.sums[at] + after);
             sum = fmaf(s.queries[at], s.shift[i], sum);
             s.queries[at] *= s.inverse[i];
         }
-        s.normaliser[m] = sum;
-    }
+        sum += positive_other_half(sum);
+        __syncwarp();
+        if (row == 0) s.normaliser[m] = (first ? after * s.decay[m] : after) + sum;
+    });
 }
 
 /* s.sums += sum_t E dw of feature m, over every other query; the two threads of a feature add theirs. */
@@ -94,6 +68,25 @@ static __device__ void add_pairs(const positive_chunk &u, const positive_shared 
         for (int j = 0; j < POSITIVE_STEP; j++) {
             const float both = sums[j] + __shfl_xor_sync(~0u, sums[j], 1);
             if (there && j % 2 == odd) s.sums[j * u.pitch + m] += both;
+        }
+    }
+}
+
+/* The same as products; a warp has every fourth group of eight features. */
+static __device__ void add_products(const positive_chunk &u, const positive_shared &s)
+{
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    operand_a<2> pairs;
+    positive_load_pairs_transposed(pairs, s.pairs);
+    for (int n = (int)threadIdx.x / 32 * 8; n < u.features; n += POSITIVE_WARPS * 8) {
+        float d[4] = { 0, 0, 0, 0 };
+        operand_b<2> queries;
+        positive_load_b(queries, s.b, u.pitch, n);
+        mma(d, pairs, queries);
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int at = (g + e / 2 * 8) * u.pitch + n + 2 * t + e % 2;
+            s.sums[at] = fmaf(s.keys[at], d[e], s.sums[at]);
         }
     }
 }
@@ -144,10 +137,11 @@ static __device__ void take_step(const positive_launch &l, const positive_chunk 
                                  int at, int item)
 {
     const __nv_bfloat16 *values = s.v + at * POSITIVE_PITCH;
+    int apart = 0;
     float dv[2][4];
     positive_products<true>(u, s.k + at * POSITIVE_PITCH, s.half + at, s.a);
     for (int m = (int)threadIdx.x; m < u.features; m += POSITIVE_THREADS)
-        s.c_1[m] = s.ends[at / POSITIVE_STEP * u.features + m];
+        s.c_1[m] = l.ends[(u.at * POSITIVE_STEPS + at / POSITIVE_STEP) * u.features + m];
     for (int r = 0; r < (int)u.x.reads; r++, item++) {
         const int place = item % 2 * POSITIVE_STEP * POSITIVE_PITCH;
         const int next = r == (int)u.x.reads - 1 ? item - 2 * r - 1 : item + 1; /* steps go back, reads on */
@@ -155,20 +149,26 @@ static __device__ void take_step(const positive_launch &l, const positive_chunk 
         __syncthreads();
         positive_load_item_rows(u, s, next);
         positive_products<false>(u, s.q + place, NULL, s.b);
-        load_records(l, u, s, at, r);
+        positive_load_records(l, u, s, at, r);
         if (r == 0) {
             __syncthreads();
             positive_mark_held(u, s.a, s.held);
-            positive_scan(u, s, u.count - at);
+            apart = __syncthreads_or(positive_scan(u, s, u.count - at));
+        } else {
+            __syncthreads();
         }
+        positive_weigh<true>(u, s, apart);
         __syncthreads();
-        positive_weigh<true>(u, s);
+        positive_store_weights(u, s, apart);
         positive_pair_products(u, s, s.grad_o + place, values);
         if (r == 0) read_adjoint(u, s, values, dv);
         __syncthreads();
         scale_rows(u, s, r == 0);
         __syncthreads();
-        add_pairs(u, s);
+        if (apart)
+            add_pairs(u, s);
+        else
+            add_products(u, s);
         add_values(s, s.grad_o + place, dv);
         positive_accumulate(u, s, s.grad_o + place, s.queries, r == 0 ? s.decay : NULL);
         __syncthreads();
@@ -179,6 +179,7 @@ static __device__ void take_step(const positive_launch &l, const positive_chunk 
 __global__ void __launch_bounds__(POSITIVE_THREADS, 3)
     positive_keys_kernel(const __grid_constant__ positive_launch l)
 {
+    positive_follow();
     extern __shared__ __align__(16) char positive_memory[];
     const positive_chunk u = positive_chunk_at(l);
     positive_shared s;
@@ -189,7 +190,6 @@ __global__ void __launch_bounds__(POSITIVE_THREADS, 3)
     positive_fetch_state(u, s, l.adjoints);
     copy_async_wait<0>();
     __syncthreads();
-    find_ends(l, u, s);
     const int last = (u.count - 1) / POSITIVE_STEP;
     positive_load_item_rows(u, s, last * (int)u.x.reads);
     for (int step = last; step >= 0; step--)
@@ -200,6 +200,7 @@ __global__ void __launch_bounds__(POSITIVE_THREADS, 3)
 __global__ void __launch_bounds__(POSITIVE_THREADS)
     positive_values_kernel(const __grid_constant__ positive_launch l)
 {
+    positive_follow();
     const int64_t e = (int64_t)blockIdx.x * POSITIVE_THREADS + threadIdx.x, dim = l.p.dim_v, c = e % dim,
                   token = e / dim % l.x.axis, head = e / dim / l.x.axis % l.p.heads_kv,
                   b = e / dim / l.x.axis / l.p.heads_kv;
@@ -221,9 +222,9 @@ loam_status positive_keys_hopper(const positive_launch *l, loam_error *error)
     REQUIRE(sums <= INT32_MAX, error, LOAM_EMEMORY, "batch x heads x len_q: too large for one launch");
     if (blocks == 0) return LOAM_OK;
     TRY(cuda_launch("positive_keys_kernel", positive_keys_kernel, blocks, POSITIVE_THREADS, shared,
-                    l->a.stream, false, error, *l));
+                    l->a.stream, true, error, *l));
     return l->x.sharing == 1 || !l->a.grad_v.data || sums == 0
                ? LOAM_OK
                : cuda_launch("positive_values_kernel", positive_values_kernel, sums, POSITIVE_THREADS, 0,
-                             l->a.stream, false, error, *l);
+                             l->a.stream, true, error, *l);
 }

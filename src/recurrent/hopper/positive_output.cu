@@ -16,11 +16,12 @@ static __device__ __forceinline__ void state_operand(operand_b<2> &b, const floa
     }
 }
 
-/* The warp's 16 channels of o times the divisor. */
+/* The warp's 16 channels of o times the divisor: from the state and, with weights w, from the step. */
 template <int TILES>
-static __device__ __forceinline__ void read_state(const positive_chunk &u, const positive_shared &s,
-                                                  const __nv_bfloat16 *values,
-                                                  const float (&state)[2 * TILES][4], float (&o)[2][4])
+static __device__ __forceinline__ void read_values(const positive_chunk &u, const positive_shared &s,
+                                                   const __nv_bfloat16 *values,
+                                                   const float (&state)[2 * TILES][4], const float (&w)[2][4],
+                                                   float (&o)[2][4])
 {
     operand_a<2> weights;
     operand_b<1> v[2];
@@ -37,15 +38,20 @@ static __device__ __forceinline__ void read_state(const positive_chunk &u, const
             mma(o[side], queries, b);
         }
     }
-    positive_load_a(weights, s.weights, POSITIVE_PAIRS_PITCH, 0);
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        uint32_t part[2];
+        split_pair(part, w[e / 2][e % 2 * 2], w[e / 2][e % 2 * 2 + 1]);
+        weights.part[0][e] = part[0], weights.part[1][e] = part[1];
+    }
     load_b<POSITIVE_PITCH>(v, values, 0, (int)threadIdx.x / 32 * 16);
     mma(o[0], weights, v[0]);
     mma(o[1], weights, v[1]);
 }
 
-/* `token`: of the sequence, the step's first. */
-static __device__ void store_output(const positive_chunk &u, const positive_shared &s, int r, int token,
-                                    int count, const float (&o)[2][4])
+/* `token`: of the sequence, the step's first. divisor: of rows g and g + 8. */
+static __device__ void store_output(const positive_chunk &u, int r, int token, int count,
+                                    const float (&divisor)[2], const float (&o)[2][4])
 {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, channel = (int)threadIdx.x / 32 * 16 + 2 * t;
     const loam_view &to = u.x.a->o;
@@ -53,7 +59,7 @@ static __device__ void store_output(const positive_chunk &u, const positive_shar
     for (int e = 0; e < 2; e++) {
         const int i = g + 8 * e;
         if (i >= count) continue;
-        const float factor = s.divisor[i] > 0 ? 1 / s.divisor[i] : 0;
+        const float factor = divisor[e] > 0 ? 1 / divisor[e] : 0;
         __nv_bfloat16 *row = (__nv_bfloat16 *)to.data + RECURRENT_AT(to, u.seq.b,
                                                                      positive_query_head(&u.x, u.n, r),
                                                                      u.seq.first + token + i);
@@ -66,16 +72,41 @@ static __device__ void store_output(const positive_chunk &u, const positive_shar
     }
 }
 
-static __device__ void store_info(const positive_chunk &u, const positive_shared &s, int r, int token,
-                                  int count)
+/* By one warp. */
+static __device__ void store_info(const positive_chunk &u, int r, int token, int count,
+                                  const float (&divisor)[2])
 {
     const loam_view &info = u.x.a->info;
-    const int i = (int)threadIdx.x;
-    if (!info.data || i >= count || i >= POSITIVE_STEP) return;
-    const int64_t at = RECURRENT_AT(info, u.seq.b, positive_query_head(&u.x, u.n, r),
-                                    u.seq.first + token + i);
-    ((loam_row_info *)info.data)[at] = { s.divisor[i] > 0 ? LOAM_ROW_SOLVED : LOAM_ROW_SINGULAR,
-                                         LOAM_SOLVER_NONE, 0, 0 };
+    if (!info.data || threadIdx.x / 32 > 0 || threadIdx.x % 4 > 0) return;
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        const int i = (int)threadIdx.x / 4 + 8 * e;
+        const int64_t at = RECURRENT_AT(info, u.seq.b, positive_query_head(&u.x, u.n, r),
+                                        u.seq.first + token + i);
+        if (i < count) {
+            ((loam_row_info *)info.data)[at] = { divisor[e] > 0 ? LOAM_ROW_SOLVED : LOAM_ROW_SINGULAR,
+                                                 LOAM_SOLVER_NONE, 0, 0 };
+        }
+    }
+}
+
+/* o of an item: read r of the step whose first token is `at`. */
+template <int TILES>
+static __device__ __forceinline__ void read_item(const positive_chunk &u, const positive_shared &s,
+                                                 const __nv_bfloat16 *values,
+                                                 const float (&state)[2 * TILES][4], int r, int at,
+                                                 bool apart)
+{
+    float o[2][4], w[2][4], divisor[2];
+    positive_pair_weights(u, s, apart, w);
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        const float pairs = (w[0][2 * e] + w[0][2 * e + 1]) + (w[1][2 * e] + w[1][2 * e + 1]);
+        divisor[e] = s.divisor[threadIdx.x % 32 / 4 + 8 * e] + quad_sum(pairs);
+    }
+    read_values<TILES>(u, s, values, state, w, o);
+    store_info(u, r, u.first + at, u.count - at, divisor);
+    store_output(u, r, u.first + at, u.count - at, divisor, o);
 }
 
 /* S, s and c before the chunk, its keys and values, and the first queries. */
@@ -100,6 +131,7 @@ template <int TILES>
 __global__ void __launch_bounds__(POSITIVE_THREADS, 16 / TILES)
     positive_output_kernel(const __grid_constant__ positive_launch l)
 {
+    positive_follow();
     extern __shared__ __align__(16) char positive_memory[];
     const positive_chunk u = positive_chunk_at(l);
     positive_shared s;
@@ -107,7 +139,7 @@ __global__ void __launch_bounds__(POSITIVE_THREADS, 16 / TILES)
     positive_shared_carve(positive_memory, u.features, POSITIVE_READ, &s);
     if (u.count <= 0) return;
     begin<TILES>(l, u, s, state);
-    int item = 0;
+    int item = 0, apart = 0;
     for (int at = 0; at < u.count; at += POSITIVE_STEP) {
         const __nv_bfloat16 *values = s.v + at * POSITIVE_PITCH;
         positive_products<true>(u, s.k + at * POSITIVE_PITCH, s.half + at, s.a);
@@ -115,18 +147,12 @@ __global__ void __launch_bounds__(POSITIVE_THREADS, 16 / TILES)
             positive_load_queries(u, s, item + 1);
             positive_products<false>(u, s.q + item % 2 * POSITIVE_STEP * POSITIVE_PITCH, NULL, s.b);
             __syncthreads();
-            if (r == 0) {
-                positive_scan(u, s, u.count - at);
-                __syncthreads();
-            }
-            positive_weigh<false>(u, s);
+            if (r == 0) apart = __syncthreads_or(positive_scan(u, s, u.count - at));
+            positive_weigh<false>(u, s, apart);
             copy_async_wait<0>();
             __syncthreads();
-            store_info(u, s, r, u.first + at, u.count - at);
-            if (!positive_warp_works(u)) continue;
-            float o[2][4];
-            read_state<TILES>(u, s, values, state, o);
-            store_output(u, s, r, u.first + at, u.count - at, o);
+            if (positive_warp_works(u)) read_item<TILES>(u, s, values, state, r, at, apart);
+            __syncthreads(); /* s.b is of this item up to here */
         }
         positive_add<TILES>(u, s, values, state);
     }

@@ -105,10 +105,39 @@ static __device__ __forceinline__ void turn_tile(const positive_launch &l, int64
     }
 }
 
-/* |y|^2 / 2 of 64 tokens of a head of z. */
-__global__ void __launch_bounds__(POSITIVE_THREADS)
-    positive_norm_kernel(const __grid_constant__ positive_launch l)
+/* z of queries, and of keys where it is another one, in operands: a warp has 8 features and 16 channels. */
+static __device__ void split_projections(const positive_launch &l, int64_t block)
 {
+    const int64_t steps = l.p.dim_qk / 16, tiles = l.p.features / 8,
+                  e = block * POSITIVE_WARPS + threadIdx.x / 32, k = e % steps, n = e / steps % tiles,
+                  head = e / steps / tiles % l.x.heads, side = e / steps / tiles / l.x.heads;
+    if (side > (l.parts_k != l.parts_q)) return;
+    operand_b<3> z;
+    positive_load_z(z, side ? l.z_k : l.z_q, head, (int)n * 8, (int)k * 16);
+    uint2 *to = (side ? l.parts_k : l.parts_q) +
+                positive_part_at(head, l.p.features, l.p.dim_qk, (int)n * 8, (int)k * 16);
+#pragma unroll
+    for (int p = 0; p < 3; p++)
+        to[32 * p + threadIdx.x % 32] = make_uint2(z.part[p][0], z.part[p][1]);
+    if (l.p.pass != LOAM_BACKWARD) return;
+    const int64_t m = e % (tiles / 2) * 16, c = e / (tiles / 2) % (2 * steps) * 8;
+    const loam_const_view &from = side ? l.z_k : l.z_q;
+    operand_b<2> row;
+    positive_load_projections(row, (const float *)from.data + head * from.head, from.token, (int)m, (int)c);
+    ((side ? l.rows_k : l.rows_q) +
+     positive_rows_at(head, l.p.features, l.p.dim_qk, (int)m,
+                      (int)c))[threadIdx.x % 32] = make_uint4(row.part[0][0], row.part[0][1], row.part[1][0],
+                                                              row.part[1][1]);
+}
+
+/* |y|^2 / 2 of 64 tokens of a head of z; blocks beyond `norms` split the projections. */
+__global__ void __launch_bounds__(POSITIVE_THREADS)
+    positive_norm_kernel(const __grid_constant__ positive_launch l, int64_t norms)
+{
+    if (blockIdx.x >= norms) {
+        split_projections(l, blockIdx.x - norms);
+        return;
+    }
     extern __shared__ __align__(16) char positive_memory[];
     __nv_bfloat16 *tile = (__nv_bfloat16 *)positive_memory; /* [64][POSITIVE_PITCH] */
     const int64_t tokens = l.x.axis / l.x.reads, blocks = (tokens + POSITIVE_CHUNK - 1) / POSITIVE_CHUNK,
@@ -150,9 +179,11 @@ loam_status positive_prepare_hopper(const positive_launch *l, loam_error *error)
                   numbers = l->x.heads * (l->p.features + dim) * (dim + 1),
                   parameters = (numbers + POSITIVE_THREADS - 1) / POSITIVE_THREADS,
                   blocks = positive_entries(*l) * l->x.heads *
-                           ((tokens + POSITIVE_CHUNK - 1) / POSITIVE_CHUNK);
+                           ((tokens + POSITIVE_CHUNK - 1) / POSITIVE_CHUNK),
+                  pieces = 2 * l->x.heads * (l->p.features / 8) * (dim / 16),
+                  splits = (pieces + POSITIVE_WARPS - 1) / POSITIVE_WARPS;
     const size_t shared = POSITIVE_CHUNK * POSITIVE_PITCH * sizeof(__nv_bfloat16);
-    REQUIRE(parameters <= INT32_MAX && blocks <= INT32_MAX, error, LOAM_EMEMORY,
+    REQUIRE(parameters <= INT32_MAX && blocks + splits <= INT32_MAX, error, LOAM_EMEMORY,
             "batch x heads x len_q: too large for one launch");
     if (l->turned) {
         TRY(cuda_launch("positive_turn_kernel", positive_turn_kernel, turns, POSITIVE_THREADS, 0, l->a.stream,
@@ -161,6 +192,6 @@ loam_status positive_prepare_hopper(const positive_launch *l, loam_error *error)
                         0, l->a.stream, false, error, *l));
     }
     return blocks == 0 ? LOAM_OK
-                       : cuda_launch("positive_norm_kernel", positive_norm_kernel, blocks, POSITIVE_THREADS,
-                                     shared, l->a.stream, false, error, *l);
+                       : cuda_launch("positive_norm_kernel", positive_norm_kernel, blocks + splits,
+                                     POSITIVE_THREADS, shared, l->a.stream, false, error, *l, blocks);
 }

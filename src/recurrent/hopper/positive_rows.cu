@@ -32,26 +32,12 @@ static __device__ __forceinline__ void load_gradients(operand_a<2> &a, const gra
     }
 }
 
-/* B: features k .. k + 15 of z, channels n .. n + 7. */
-static __device__ __forceinline__ void load_projections(operand_b<2> &b, const float *z, int64_t stride,
-                                                        int k, int n)
-{
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-#pragma unroll
-    for (int e = 0; e < 2; e++) {
-        const float *x = z + (k + 2 * t + 8 * e) * stride + n + g;
-        uint32_t part[2];
-        split_pair(part, x[0], x[stride]);
-        b.part[0][e] = part[0], b.part[1][e] = part[1];
-    }
-}
-
 /* d += rows z; sums: of rows g and g + 8. */
-static __device__ __forceinline__ void add_projections(const gradient_rows &rows, const loam_const_view &z,
-                                                       int64_t n, int features, int dim,
-                                                       float (&d)[POSITIVE_DIM / 8][4], float (&sums)[2])
+static __device__ __forceinline__ void add_projections(const gradient_rows &rows, const uint4 *z, int64_t n,
+                                                       int features, int dim, float (&d)[POSITIVE_DIM / 8][4],
+                                                       float (&sums)[2])
 {
-    const float *from = (const float *)z.data + n * z.head;
+    const uint4 *from = z + positive_rows_at(n, features, dim, 0, 0);
     sums[0] = sums[1] = 0;
     for (int k = 0; k < features; k += 16) {
         operand_a<2> a;
@@ -60,7 +46,7 @@ static __device__ __forceinline__ void add_projections(const gradient_rows &rows
         for (int c = 0; c < POSITIVE_DIM / 8; c++) {
             operand_b<2> b;
             if (8 * c >= dim) continue;
-            load_projections(b, from, z.token, k, 8 * c);
+            positive_load_rows(b, from + positive_rows_at(0, features, dim, k, 8 * c));
             mma(d[c], a, b);
         }
     }
@@ -114,7 +100,7 @@ static __device__ __forceinline__ void turn_keys(const positive_launch &l, const
             operand_a<1> a;
             operand_b<2> b;
             load_keys(a, l, u, k);
-            load_projections(b, l.gram + n * dim * dim, dim, k, 8 * c);
+            positive_load_projections(b, l.gram + n * dim * dim, dim, k, 8 * c);
             mma(w[c], a, b);
         }
 #pragma unroll
@@ -167,6 +153,7 @@ static __device__ __forceinline__ void store_rows(const positive_launch &l, cons
 __global__ void __launch_bounds__(POSITIVE_THREADS)
     positive_rows_kernel(const __grid_constant__ positive_launch l)
 {
+    positive_follow();
     const row_place u = place_of(l);
     const loam_view &to = u.key ? l.a.grad_k : l.a.grad_q;
     const int64_t first = u.key ? u.head * l.x.sharing : u.head / l.x.reads, count = u.key ? l.x.sharing : 1,
@@ -178,7 +165,7 @@ __global__ void __launch_bounds__(POSITIVE_THREADS)
         const int64_t row = (u.b * l.x.heads + n) * l.x.axis + u.token * l.x.reads + read;
         const gradient_rows rows = { (u.key ? l.grad_a : l.grad_b) + row * l.p.features,
                                      l.x.reads * l.p.features, u.count };
-        add_projections(rows, u.key ? l.z_k : l.z_q, n, (int)l.p.features, (int)l.p.dim_qk, d, sums);
+        add_projections(rows, u.key ? l.rows_k : l.rows_q, n, (int)l.p.features, (int)l.p.dim_qk, d, sums);
         if (u.key) subtract_keys(l, u, n, sums, d);
     }
     store_rows(l, u, to, d);
@@ -192,5 +179,5 @@ loam_status positive_rows_hopper(const positive_launch *l, loam_error *error)
     REQUIRE(blocks <= INT32_MAX, error, LOAM_EMEMORY, "batch x heads x len_q: too large for one launch");
     return blocks == 0 ? LOAM_OK
                        : cuda_launch("positive_rows_kernel", positive_rows_kernel, blocks, POSITIVE_THREADS,
-                                     0, l->a.stream, false, error, *l);
+                                     0, l->a.stream, true, error, *l);
 }

@@ -7,6 +7,7 @@ template <int TILES>
 __global__ void __launch_bounds__(POSITIVE_THREADS, 16 / TILES)
     positive_chunk_kernel(const __grid_constant__ positive_launch l)
 {
+    positive_follow();
     extern __shared__ __align__(16) char positive_memory[];
     const positive_chunk u = positive_chunk_at(l);
     positive_shared s;
@@ -53,6 +54,7 @@ enum { FOLD_AHEAD = 8 };
 __global__ void __launch_bounds__(POSITIVE_THREADS)
     positive_fold_kernel(const __grid_constant__ positive_launch l)
 {
+    positive_follow();
     const int64_t features = l.p.features, rows = l.p.dim_v + 1,
                   e = (int64_t)blockIdx.x * POSITIVE_THREADS + threadIdx.x, m = e % features,
                   row = e / features % rows, item = e / features / rows, n = item % l.x.heads,
@@ -101,5 +103,5 @@ loam_status positive_states_hopper(const positive_launch *l, loam_error *error)
     if (blocks > 0) TRY(POSITIVE_LAUNCH(positive_chunk_kernel, blocks, shared, error, *l));
     return folds == 0 ? LOAM_OK
                       : cuda_launch("positive_fold_kernel", positive_fold_kernel, folds, POSITIVE_THREADS, 0,
-                                    l->a.stream, false, error, *l);
+                                    l->a.stream, true, error, *l);
 }

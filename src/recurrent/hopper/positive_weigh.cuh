@@ -57,9 +57,10 @@ static __device__ __forceinline__ float positive_pair(const float *a, const floa
     return sum;
 }
 
-/* From the logarithms of the queries: queries, b less top - c_1, weights; top and divisor, unless these are
- * KNOWN. Eight threads of a warp have a row. */
-template <bool KNOWN> static __device__ void positive_weigh(const positive_chunk &u, const positive_shared &s)
+/* From the logarithms of the queries: queries, b; weights where pairs are weighed one by one (`apart`); top
+ * and divisor, unless these are KNOWN. Eight threads of a warp have a row. */
+template <bool KNOWN>
+static __device__ void positive_weigh(const positive_chunk &u, const positive_shared &s, bool apart)
 {
     const int i = (int)threadIdx.x / 8, lane = (int)threadIdx.x % 8;
     float *b = s.b + i * u.pitch, *queries = s.queries + i * u.pitch, top = KNOWN ? s.top[i] : -INFINITY;
@@ -74,18 +75,48 @@ template <bool KNOWN> static __device__ void positive_weigh(const positive_chunk
         const float query = exp2_fast((float)LOG2E * (b[m] + s.c_0[m] - top));
         queries[m] = query;
         divisor = fmaf(query, s.s_0[m], divisor);
-        b[m] = (float)LOG2E * (b[m] + s.c_1[m] - top);
+        const float weight = (float)LOG2E * (b[m] + s.c_1[m] - top);
+        b[m] = apart ? weight : exp2_fast(weight);
     }
-    __syncwarp();
+    if (apart) {
+        __syncwarp();
 #pragma unroll
-    for (int j = lane; j < POSITIVE_STEP; j += 8) {
-        const float w = j <= i ? positive_pair(s.a + j * u.pitch, b, u.features) : 0;
-        s.weights[i * POSITIVE_PAIRS_PITCH + j] = w;
-        divisor += w;
+        for (int j = lane; j < POSITIVE_STEP; j += 8) {
+            s.weights[i * POSITIVE_PAIRS_PITCH + j] = j <= i ? positive_pair(s.a + j * u.pitch, b, u.features)
+                                                             : 0;
+        }
     }
     if (KNOWN) return;
     divisor = positive_row_sum(divisor);
     if (lane == 0) s.top[i] = top, s.divisor[i] = divisor;
+}
+
+/* w as accumulators of a product of the step's queries with its keys. */
+static __device__ __forceinline__ void positive_pair_weights(const positive_chunk &u,
+                                                             const positive_shared &s, bool apart,
+                                                             float (&w)[2][4])
+{
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    clear(w);
+    for (int k = 0; k < u.features && !apart; k += 16) {
+        operand_a<2> queries;
+        positive_load_a(queries, s.b, u.pitch, k);
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            operand_b<2> keys;
+            positive_load_b_rows(keys, s.keys, u.pitch, 8 * n, k);
+            mma(w[n], queries, keys);
+        }
+    }
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+        const int i = g + e / 2 % 2 * 8, j = e / 4 * 8 + 2 * t + e % 2;
+        float &weight = w[e / 4][e % 4];
+        if (apart)
+            weight = s.weights[i * POSITIVE_PAIRS_PITCH + j];
+        else if (j > i)
+            weight = 0;
+    }
 }
 
 #endif
