@@ -15,6 +15,15 @@
     "distill " MODELS "llama --tokenizer " TOKENIZER " --calibration " TEXTS " --text " TEXTS \
     " --context 16 --windows 3 --batch 2 "
 
+/* What `loam lm eval` says of all texts. */
+static double nll_of_all(const outcome *told)
+{
+    double nll = 0;
+    const char *const line = strstr(told->out, "\nall ");
+    assert_true(line && sscanf(line, "\nall %*d %lf", &nll) == 1);
+    return nll;
+}
+
 /* NLL of an attention in the table. */
 static double nll_of(const outcome *told, const char *name)
 {
@@ -56,10 +65,7 @@ static void test_table(void **state)
     const outcome eval = run_loam("lm eval " MODELS "llama --tokenizer " TOKENIZER " --text " TEXTS
                                   " --context 16");
     expect_status(&eval, 0);
-    const char *const line = strstr(eval.out, "\nall ");
-    double nll = 0;
-    assert_true(line && sscanf(line, "\nall %*d %lf", &nll) == 1);
-    assert_true(fabs(nll - softmax) < 2e-4);
+    assert_true(fabs(nll_of_all(&eval) - softmax) < 2e-4);
     assert_non_null(strstr(all.out, "3 windows of 16 tokens calibrate"));
     const outcome rows = run_shell("awk -F, 'NR > 1 && NF == 5' a/results.csv | wc -l");
     assert_int_equal(atoi(rows.out), 9);
@@ -86,10 +92,7 @@ static void test_hybrid(void **state)
     /* As a model of its own it predicts the same. */
     const outcome saved = run_loam("lm eval h/hybrid --text " TEXTS " --context 16");
     expect_status(&saved, 0);
-    double nll = 0;
-    const char *const line = strstr(saved.out, "\nall ");
-    assert_true(line && sscanf(line, "\nall %*d %lf", &nll) == 1);
-    assert_true(fabs(nll - trained) < 2e-4);
+    assert_true(fabs(nll_of_all(&saved) - trained) < 2e-4);
     const outcome written = run_loam("lm generate h/hybrid --prompt 'the cat' --tokens 20 --temperature 1");
     expect_status(&written, 0);
     const outcome tuned = run_loam("lm tune h/hybrid --text " TEXTS " --context 8 --out ht");
@@ -239,10 +242,7 @@ static void test_cascade(void **state)
     assert_true(fabs(cascade - nll_of(&told, "balanced pairs")) > 1e-4);
     told = run_loam("lm eval c --text " TEXTS " --context 16");
     expect_status(&told, 0);
-    double nll = 0;
-    const char *const line = strstr(told.out, "\nall ");
-    assert_true(line && sscanf(line, "\nall %*d %lf", &nll) == 1);
-    assert_true(fabs(nll - cascade) < 2e-4);
+    assert_true(fabs(nll_of_all(&told) - cascade) < 2e-4);
     const outcome cut = run_shell("cp c/cascade-0.safetensors 0; rm c/cascade-1.safetensors");
     expect_status(&cut, 0);
     told = run_loam(BASE "--features 8 --steps 6 --cascade --out c --threads 1");
@@ -269,10 +269,7 @@ static void test_untied(void **state)
     assert_true(fabs(nll_of(&told, "untied") - untied) < 1e-9);
     told = run_loam("lm eval y --text " TEXTS " --context 16");
     expect_status(&told, 0);
-    double nll = 0;
-    const char *const line = strstr(told.out, "\nall ");
-    assert_true(line && sscanf(line, "\nall %*d %lf", &nll) == 1);
-    assert_true(fabs(nll - untied) < 2e-4);
+    assert_true(fabs(nll_of_all(&told) - untied) < 2e-4);
     const outcome once = run_loam("lm generate y --prompt abc --tokens 12");
     expect_status(&once, 0);
     told = run_loam("convert y y2");
