@@ -129,6 +129,15 @@ static void check_row(const hard_case *c, const char *kernel, const values *inpu
     values_free(&got);
 }
 
+/* Tiled rows name types that they take of other mechanisms alone. */
+static int takes(const char *kernel, const spec *s)
+{
+    spec fitted = *s;
+    snprintf(fitted.kernel, sizeof fitted.kernel, "%s", kernel);
+    kernel_fit(&fitted);
+    return fitted.dtype == s->dtype && fitted.dim_qk == s->dim_qk && fitted.dim_v == s->dim_v;
+}
+
 /* The reference takes what the type has left of the inputs, once for all rows of that type; so many rows. */
 static int check_type(const hard_case *c, loam_pass pass, loam_dtype dtype)
 {
@@ -140,7 +149,7 @@ static int check_type(const hard_case *c, loam_pass pass, loam_dtype dtype)
     for (int i = 0; loam_kernel_at(i, &row) == LOAM_OK; i++) {
         if (!row.available || strcmp(row.backend, "reference") == 0 || kernel_turns_keys(row.name) ||
             strcmp(row.pass, loam_pass_name(pass)) != 0 || !kernel_lists(row.mechanisms, "lla") ||
-            !kernel_lists(row.dtypes, loam_dtype_name(dtype)))
+            !kernel_lists(row.dtypes, loam_dtype_name(dtype)) || !takes(row.name, &s))
             continue;
         if (rows++ == 0) {
             spec reference = s;
