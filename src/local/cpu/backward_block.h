@@ -8,6 +8,18 @@
 #include "src/local/cpu/ladder.h"
 #include "src/local/cpu/row_double.h"
 
+/* May dq be summed in the pass over keys (local/cpu/backward_group.h)? Numbers that are sums over the keys of
+ * a row are not made there, and the norms of RBF's keys have other bits, as compilers are free to give the
+ * terms of a probe. A thread then has whole heads, with 5 products a pair where two passes do 7: most threads
+ * must have work to the end. */
+static inline bool fits_one_pass(const loam_problem *p)
+{
+    const int64_t tasks = p->heads_kv * (sequence_packed(p) ? 1 : p->batch), threads = p->threads,
+                  rounds = (tasks + threads - 1) / threads;
+    return p->mechanism == LOAM_SOFTMAX && p->score == LOAM_DOT && !local_mapped(p) && !p->sink &&
+           !p->slope && !p->decay && 6 * rounds * threads <= 7 * tasks;
+}
+
 typedef struct row_record {
     float lse;
     float gbar, gbar_rest;    /* do . vbar, and the weighted mean of the g_ij minus that */
@@ -55,6 +67,9 @@ typedef struct block {
     float *grad_o, *grad_v;          /* [dim_v][LANES]; grad_v with lanes as keys */
     float *kbar, *lambda;            /* [dim_qk][LANES], LLA */
     float *weights;                  /* [len_kv][LANES], LLA */
+    /* One pass: for each block of queries of the heads that share keys a panel [dim_qk][LANES] of sums for dq
+     * and a row of weights of the origin in it; those of the head at hand. NULL in two passes. */
+    float *group_sums, *head_sums;
     float *rows_q, *rows_rho, *rows_u, *rows_y,
         *rows_kbar; /* [TILE_KEYS][dim_qk]: a tile of queries, streamed past the keys */
     float *rows_do; /* [TILE_KEYS][dim_v] */
@@ -66,6 +81,14 @@ typedef struct block {
     solver solver;
     row_double row;
 } block;
+
+/* Floats of the sums for dq of a head, and of one of its blocks. */
+static inline size_t block_sums_size(const loam_problem *p) { return ((size_t)p->dim_qk + 1) * LANES; }
+
+static inline size_t head_sums_size(const loam_problem *p)
+{
+    return size_mul(((size_t)p->len_q + LANES - 1) / LANES, block_sums_size(p));
+}
 
 static inline void block_carve(block *blk, const loam_problem *p, arena *pool)
 {
@@ -97,6 +120,9 @@ static inline void block_carve(block *blk, const loam_problem *p, arena *pool)
     blk->query_tokens = arena_take(pool, token_pairs_size(p->dim_qk), sizeof(uint16_t));
     blk->probe_tokens = arena_take(pool, token_pairs_size(p->dim_qk), sizeof(uint16_t));
     blk->do_tokens = arena_take(pool, token_pairs_size(p->dim_v), sizeof(uint16_t));
+    blk->group_sums = arena_take(
+        pool, fits_one_pass(p) ? size_mul(head_sums_size(p), (size_t)(p->heads_q / p->heads_kv)) : 0, f);
+    blk->head_sums = NULL;
     blk->weights = arena_take(pool, solved ? size_mul((size_t)p->len_kv, LANES) : 0, f);
     if (solved) {
         blk->solver = solver_carve(p, pool);

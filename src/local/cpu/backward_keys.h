@@ -30,6 +30,9 @@ static inline void load_key_lanes(block *blk, key_lanes *l, float *restrict keys
     load_values(blk->values, &blk->hd, l->j0, l->count);
     transpose(values, blk->values, l->count, blk->hd.p->dim_v);
     if (PAIR_DOTS) pair_rows(blk->grad_o_pairs, values, blk->hd.p->dim_v, NULL);
+    if (blk->head_sums && blk->hd.raw)
+        load_token_pairs(blk->key_tokens, &blk->hd.a->k, blk->hd.s.b, blk->hd.h_kv, blk->hd.s.k0 + l->j0,
+                         l->count, d);
     panel_dot(l->norm, keys, keys, d);
     for (int lane = 0; lane < LANES; lane++) {
         l->j[lane] = lane < l->count ? (int32_t)(l->j0 + lane) : INT32_MAX;
@@ -40,7 +43,7 @@ static inline void load_key_lanes(block *blk, key_lanes *l, float *restrict keys
 
 /* A tile of queries, with the records of their rows from the first pass. */
 typedef struct query_tile {
-    int64_t i, n;
+    int64_t i, n, lo, hi; /* [lo, hi): the keys that some query sees */
     float at[TILE_KEYS], decay[2][TILE_KEYS];
     const row_record *record;
     raw_rows query, probe, grad_o;
@@ -98,12 +101,14 @@ static inline bool queries_are_unmasked(const block *blk, const key_lanes *l, co
 }
 
 /* In place, from products to factors: s becomes scale ds factor, u becomes -p E, t becomes p (1 - u), w
- * becomes -2/dim p e / unit of the trace unit. unmasked: queries_are_unmasked, and no solved probe. */
+ * becomes -2/dim p e / unit of the trace unit, or in one pass ds factor. unmasked: queries_are_unmasked, and
+ * no solved probe. */
 VEC_INLINE void key_gradient_of_tile(bool unmasked, bool probed, block *blk, key_lanes *l,
                                      const query_tile *q)
 {
     const bool solved = !unmasked && blk->solved, by_max = !unmasked && blk->by_max,
                by_trace = !unmasked && blk->by_trace;
+    const bool once = blk->head_sums != NULL;
     const float inverse_d = 1 / (float)blk->hd.p->dim_qk;
     for (int64_t r = 0; r < q->n; r++) {
         const row_record *row = &q->record[r];
@@ -142,8 +147,9 @@ VEC_INLINE void key_gradient_of_tile(bool unmasked, bool probed, block *blk, key
                 v_store(l->grad_bias + lane, v_load(l->grad_bias + lane) + pair.ds);
                 v_store(l->inner + lane, v_load(l->inner + lane) + ds);
                 v_store(l->spread + lane, v_load(l->spread + lane) + pair.spread);
-                v_store(blk->w + at, -2.0f * inverse_d * pair.spread);
             }
+            if (by_trace) v_store(blk->w + at, -2.0f * inverse_d * pair.spread);
+            if (once) v_store(blk->w + at, ds);
             if (probed) v_store(blk->u + at, -pair.error);
             v_store(blk->s + at, ds * blk->sc.scale);
             v_store(blk->t + at, pair.kept);
@@ -212,6 +218,22 @@ static inline void add_tile(block *blk, const query_tile *q)
     if (blk->by_trace) panel_product(blk->grad, d, blk->rows_kbar, 1, d, blk->w, q->n, true);
 }
 
+/* One pass: dq += sum ds factor k' for a tile of queries. A row's sum is in the order of its keys, as that of
+ * sweep_query is. */
+static inline void add_to_queries(block *blk, const key_lanes *l, const query_tile *q)
+{
+    const int64_t d = blk->hd.p->dim_qk, first = q->lo > l->j0 ? q->lo - l->j0 : 0,
+                  last = q->hi < l->j0 + l->count ? q->hi - l->j0 : l->count;
+    float *const sum = blk->head_sums + (size_t)(q->i / LANES) * block_sums_size(blk->hd.p);
+    transpose_tile(blk->g, LANES, blk->w, LANES, TILE_KEYS, LANES);
+    if (blk->hd.raw) {
+        pair_rows(blk->tile_pairs, blk->g, l->count, sum + d * LANES);
+        pair_token_product(sum, blk->key_tokens, d, blk->tile_pairs, l->count);
+    } else {
+        panel_product(sum, d, blk->tile.keys + first * d, 1, d, blk->g + first * LANES, last - first, true);
+    }
+}
+
 static inline void keys_from_tile(block *blk, key_lanes *l, query_tile *q, const row_arrays *rows,
                                   const float *keys, const float *values)
 {
@@ -219,6 +241,7 @@ static inline void keys_from_tile(block *blk, key_lanes *l, query_tile *q, const
     tile_products(blk, q, keys, values);
     tile_key_gradient(blk, l, q);
     add_tile(blk, q);
+    if (blk->head_sums) add_to_queries(blk, l, q);
 }
 
 /* The sums of ds over queries: the gradient of a key bias, and the column sums for that of the decay. */
@@ -247,10 +270,10 @@ static inline void keys_from_head(block *blk, key_lanes *l, const row_arrays *ro
     load_decay(l->decay[0], l->decay[1], &blk->hd, l->j0, l->count);
     for (int64_t i = 0; i < blk->hd.s.nq; i += TILE_KEYS) {
         query_tile q = { .i = i, .n = blk->hd.s.nq - i < TILE_KEYS ? blk->hd.s.nq - i : TILE_KEYS };
-        int64_t lo, hi, unused;
-        local_visible(blk->hd.p, &blk->hd.s, i, &lo, &unused);
-        local_visible(blk->hd.p, &blk->hd.s, i + q.n - 1, &unused, &hi);
-        if (lo < l->j0 + l->count && hi > l->j0) keys_from_tile(blk, l, &q, rows, keys, values);
+        int64_t unused;
+        local_visible(blk->hd.p, &blk->hd.s, i, &q.lo, &unused);
+        local_visible(blk->hd.p, &blk->hd.s, i + q.n - 1, &unused, &q.hi);
+        if (q.lo < l->j0 + l->count && q.hi > l->j0) keys_from_tile(blk, l, &q, rows, keys, values);
     }
     put_bias_gradient(blk, l);
 }
@@ -283,6 +306,7 @@ static inline void backward_keys(block *blk, const row_arrays *rows, int64_t h_k
     panel_fill(blk->grad_v, p->dim_v, 0);
     for (int64_t h = h_kv * group; l.count > 0 && h < (h_kv + 1) * group; h++) {
         block_begin(blk, p, a, &s, h);
+        if (blk->head_sums) blk->head_sums = blk->group_sums + (size_t)(h % group) * head_sums_size(p);
         if (h == h_kv * group) load_key_lanes(blk, &l, keys, values);
         keys_from_head(blk, &l, rows, keys, values);
     }

@@ -354,7 +354,8 @@ static inline void lanes_begin(lanes *l, const head *hd, int64_t i0, float *rest
         l->dropped[r] = mapped ? 0 : (float)hd->p->scale * l->constant[r];
     }
     if (l->first > l->last) l->first = l->last;
-    if (TILE_DOTS) l->first -= l->first % TILE_KEYS; /* tiles are those of token_tiles */
+    /* Tiles are those of token_tiles; pairs of keys are the same wherever a sum over them begins. */
+    if (PAIR_DOTS) l->first -= l->first % (TILE_DOTS ? TILE_KEYS : PAIR_CHANNELS);
 }
 
 /* ------------------------------------------------------------------ the score */
