@@ -46,15 +46,15 @@ static bool amx_granted(void) { return false; }
 static cpu_isa detect(cpu_isa most)
 {
     __builtin_cpu_init();
-    const int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                     __builtin_cpu_supports("bmi2"); /* every x86 CPU with AVX2 has F16C, too */
-    const int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    cpu_isa have = CPU_PORTABLE;
-    if (avx2) have = CPU_AVX2;
-    if (avx2 && avx512) have = CPU_AVX512;
-    if (avx2 && avx512 && __builtin_cpu_supports("avx512bf16")) have = CPU_AVX512BF16;
-    if (have == CPU_AVX512BF16 && most >= CPU_AMXBF16 && amx_granted()) have = CPU_AMXBF16;
+    cpu_features f = {
+        .avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                __builtin_cpu_supports("bmi2"), /* every x86 CPU with AVX2 has F16C, too */
+        .avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"),
+        .avx512bf16 = __builtin_cpu_supports("avx512bf16"),
+    };
+    f.amx = most >= CPU_AMXBF16 && f.avx512bf16 && amx_granted();
+    const cpu_isa have = cpu_isa_of(&f);
     return have < most ? have : most;
 }
 #else
