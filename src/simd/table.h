@@ -30,15 +30,21 @@ typedef struct table {
  * beyond the channels. */
 static inline int64_t whole_vectors(int64_t channels) { return (channels + VL - 1) / VL * VL; }
 
-/* Prefetches the row some 8 KiB after row j: the hardware prefetcher stops at each page. That row may lie
+/* Bytes from a row to one some 8 KiB of elements later, of which each load of the row prefetches its part:
+ * the hardware prefetcher stops at each page, and many prefetches at once hold loads up. That row may lie
  * beyond the last one, where the caller reads on; the prefetch of an unmapped address does nothing. */
-VEC_INLINE void table_prefetch(const table *t, int64_t j)
+static inline int64_t table_ahead(const table *t)
 {
-    const int64_t bytes = t->channels * (int64_t)(t->dtype == LOAM_F32 ? 4 : 2), fetched = j + 8192 / bytes;
-    const uintptr_t at = (uintptr_t)t->data + (uintptr_t)(fetched * t->step);
-    for (int64_t e = 0; e < bytes; e += 64)
-        __builtin_prefetch((const void *)(at + (uintptr_t)e));
+    return 8192 / (t->channels * (int64_t)(t->dtype == LOAM_F32 ? 4 : 2)) * t->step;
 }
+
+VEC_INLINE void table_prefetch(const char *at, int64_t ahead)
+{
+    __builtin_prefetch((const void *)((uintptr_t)at + (uintptr_t)ahead));
+}
+
+/* Where a cache line of 64 bytes begins, in bytes from the begin of a row. */
+VEC_INLINE bool table_line_at(int64_t offset) { return offset % 64 == 0; }
 
 /* ------------------------------------------------------------------ vectors from elements of any type */
 
@@ -89,6 +95,42 @@ VEC_INLINE vec v_load_part(const loam_dtype dtype, const char *x, int n)
 #endif
     return dtype == LOAM_BF16 ? v_from_bf16(h) : v_from_f16(h);
 }
+
+/* A row of bfloat16 is loaded as pairs of neighbours, which become a vector of even channels and one of odd
+ * ones by an operation each. V_EVEN, V_ODD: of 2 VL channels in two vectors; V_LOW, V_HIGH: back. */
+#if VEC_BYTES == 64
+#define V_EVEN(a, b) __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
+#define V_ODD(a, b) __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
+#define V_LOW(a, b) __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define V_HIGH(a, b) \
+    __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+#elif VEC_BYTES == 32
+#define V_EVEN(a, b) __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14)
+#define V_ODD(a, b) __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15)
+#define V_LOW(a, b) __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
+#define V_HIGH(a, b) __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
+#else
+#define V_EVEN(a, b) __builtin_shufflevector(a, b, 0, 2, 4, 6)
+#define V_ODD(a, b) __builtin_shufflevector(a, b, 1, 3, 5, 7)
+#define V_LOW(a, b) __builtin_shufflevector(a, b, 0, 4, 1, 5)
+#define V_HIGH(a, b) __builtin_shufflevector(a, b, 2, 6, 3, 7)
+#endif
+
+/* The first n elements, 0 < n <= 2 VL, and zeros. */
+VEC_INLINE vmask v_load_pairs(const char *x, int n)
+{
+    if (n == 2 * VL) return *(const vmask_unaligned *)(const void *)x;
+#if defined __AVX512F__
+    return (vmask)_mm512_maskz_loadu_epi16((__mmask32)((1u << n) - 1), x);
+#else
+    vmask v = { 0 };
+    memcpy(&v, x, (size_t)n * sizeof(uint16_t));
+    return v;
+#endif
+}
+
+VEC_INLINE vec v_even_bf16(vmask pairs) { return (vec)(pairs << 16); }
+VEC_INLINE vec v_odd_bf16(vmask pairs) { return (vec)(pairs & -0x10000); }
 
 /* ------------------------------------------------------------------ horizontal sums */
 
@@ -198,71 +240,132 @@ typedef struct table_rows {
     int64_t in_stride, out_stride;
 } table_rows;
 
-/* sum[r * keys + e] += x_r k_e over one vector of channels; with `distance`, -(x_r - k_e)^2 / 2. `keys`
- * is VL / rows. */
-VEC_INLINE void dots_step(const int rows, const bool distance, const int keys, vec *sum, const vec *x,
-                          const vec *k)
+/* sum[r * keys] += x_r k over one vector of channels; with `distance`, -(x_r - k)^2 / 2. */
+VEC_INLINE void dots_step(const int rows, const bool distance, const int keys, vec *sum, const vec *x, vec k)
 {
-#pragma GCC unroll 16
-    for (int e = 0; e < keys; e++) {
 #pragma GCC unroll 4
-        for (int r = 0; r < rows; r++) {
-            if (distance) {
-                const vec between = x[r] - k[e];
-                sum[r * keys + e] -= (0.5f * between) * between;
-            } else {
-                sum[r * keys + e] += x[r] * k[e];
-            }
+    for (int r = 0; r < rows; r++) {
+        if (distance) {
+            const vec between = x[r] - k;
+            sum[r * keys] -= (0.5f * between) * between;
+        } else {
+            sum[r * keys] += x[r] * k;
         }
     }
+}
+
+/* Sums over lanes of the dots of `keys` keys, VL / rows, which go to those from key j on. */
+VEC_INLINE void dots_store(const int rows, vec *sum, table_rows io, int64_t j)
+{
+    const int keys = VL / rows;
+    const vec total = v_sums(sum);
+    if (rows == 1) {
+        v_store(io.out + j, total);
+        return;
+    }
+    float each[VL];
+    v_store(each, total);
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++)
+        memcpy(io.out + r * io.out_stride + j, each + r * keys, (size_t)keys * sizeof(float));
+}
+
+/* The keys from j on, the last one again beyond the table, and their sums, 0. */
+VEC_INLINE void dots_begin(const int rows, const table *t, int64_t j, const char *at[VL], vec sum[VL])
+{
+#pragma GCC unroll 16
+    for (int e = 0; e < VL / rows; e++)
+        at[e] = t->data + (j + e < t->rows ? j + e : t->rows - 1) * t->step;
+#pragma GCC unroll 16
+    for (int e = 0; e < VL; e++)
+        sum[e] = v_set(0);
 }
 
 VEC_INLINE void dots_as(const loam_dtype dtype, const int rows, const bool distance, const table *t,
                         const float *restrict origin, table_rows io, bool prefetch)
 {
     const int keys = VL / rows, rest = (int)(t->channels % VL);
-    const int64_t whole = t->channels - rest, bytes = dtype == LOAM_F32 ? 4 : 2;
+    const int64_t whole = t->channels - rest, bytes = dtype == LOAM_F32 ? 4 : 2, ahead = table_ahead(t);
     for (int64_t j = 0; j < t->rows; j += keys) {
         const char *at[VL];
-        vec sum[VL], x[4], k[VL];
-#pragma GCC unroll 16
-        for (int e = 0; e < keys; e++) {
-            at[e] = t->data + (j + e < t->rows ? j + e : t->rows - 1) * t->step;
-            if (prefetch) table_prefetch(t, j + e);
-        }
-#pragma GCC unroll 16
-        for (int e = 0; e < VL; e++)
-            sum[e] = v_set(0);
+        vec sum[VL], x[4];
+        dots_begin(rows, t, j, at, sum);
         for (int64_t c = 0; c < whole; c += VL) {
+            const bool fetched = prefetch && table_line_at(c * bytes);
 #pragma GCC unroll 4
             for (int r = 0; r < rows; r++)
                 x[r] = v_load(io.in + r * io.in_stride + c);
+            const vec from = distance ? v_set(0) : v_load(origin + c);
 #pragma GCC unroll 16
-            for (int e = 0; e < keys; e++)
-                k[e] = v_load_as(dtype, at[e] + c * bytes) - (distance ? v_set(0) : v_load(origin + c));
-            dots_step(rows, distance, keys, sum, x, k);
+            for (int e = 0; e < keys; e++) {
+                if (fetched) table_prefetch(at[e] + c * bytes, ahead);
+                dots_step(rows, distance, keys, sum + e, x, v_load_as(dtype, at[e] + c * bytes) - from);
+            }
         }
         if (rest > 0) {
 #pragma GCC unroll 4
             for (int r = 0; r < rows; r++)
                 x[r] = v_load(io.in + r * io.in_stride + whole);
+            const vec from = distance ? v_set(0) : v_load(origin + whole);
 #pragma GCC unroll 16
-            for (int e = 0; e < keys; e++) {
-                k[e] = v_load_part(dtype, at[e] + whole * bytes, rest) -
-                       (distance ? v_set(0) : v_load(origin + whole));
-            }
-            dots_step(rows, distance, keys, sum, x, k);
+            for (int e = 0; e < keys; e++)
+                dots_step(rows, distance, keys, sum + e, x,
+                          v_load_part(dtype, at[e] + whole * bytes, rest) - from);
         }
-        const vec total = v_sums(sum);
-        if (rows == 1) {
-            v_store(io.out + j, total);
-            continue;
-        }
-        float each[VL];
-        v_store(each, total);
+        dots_store(rows, sum, io, j);
+    }
+}
+
+/* Channels c .. c + n - 1 of keys of bfloat16. x, origin: as split_channels; ahead: 0 for no prefetch. */
+VEC_INLINE void dots_pairs_step(const int rows, const bool distance, vec *sum, const char *const *at,
+                                int64_t c, const int n, const float *restrict x, const float *restrict origin,
+                                int64_t ahead)
+{
+    const int keys = VL / rows;
+    vec even[4], odd[4];
 #pragma GCC unroll 4
-        for (int r = 0; r < rows; r++)
-            memcpy(io.out + r * io.out_stride + j, each + r * keys, (size_t)keys * sizeof(float));
+    for (int r = 0; r < rows; r++) {
+        even[r] = v_load(x + r * LOAM_MAX_DIM + c);
+        odd[r] = v_load(x + r * LOAM_MAX_DIM + c + VL);
+    }
+    const vec from_even = distance ? v_set(0) : v_load(origin + c),
+              from_odd = distance ? v_set(0) : v_load(origin + c + VL);
+#pragma GCC unroll 16
+    for (int e = 0; e < keys; e++) {
+        const vmask pairs = v_load_pairs(at[e] + 2 * c, n);
+        if (ahead) table_prefetch(at[e] + 2 * c, ahead);
+        dots_step(rows, distance, keys, sum + e, even, v_even_bf16(pairs) - from_even);
+        dots_step(rows, distance, keys, sum + e, odd, v_odd_bf16(pairs) - from_odd);
+    }
+}
+
+/* Of each 2 VL channels the even ones, then the odd ones. */
+static inline void split_channels(float *restrict to, const float *restrict from, int64_t channels)
+{
+    for (int64_t c = 0; c < channels; c += 2 * VL) {
+        const vec low = v_load(from + c), high = c + VL < channels ? v_load(from + c + VL) : v_set(0);
+        v_store(to + c, V_EVEN(low, high));
+        v_store(to + c + VL, V_ODD(low, high));
+    }
+}
+
+VEC_INLINE void dots_pairs(const int rows, const bool distance, const table *t, const float *restrict origin,
+                           table_rows io, bool prefetch)
+{
+    const int keys = VL / rows, rest = (int)(t->channels % (2 * VL));
+    const int64_t whole = t->channels - rest, ahead = prefetch ? table_ahead(t) : 0;
+    float x[4 * LOAM_MAX_DIM], from[LOAM_MAX_DIM];
+    for (int r = 0; r < rows; r++)
+        split_channels(x + r * LOAM_MAX_DIM, io.in + r * io.in_stride, t->channels);
+    split_channels(from, origin, t->channels);
+    for (int64_t j = 0; j < t->rows; j += keys) {
+        const char *at[VL];
+        vec sum[VL];
+        dots_begin(rows, t, j, at, sum);
+        for (int64_t c = 0; c < whole; c += 2 * VL)
+            dots_pairs_step(rows, distance, sum, at, c, 2 * VL, x, from, table_line_at(2 * c) ? ahead : 0);
+        if (rest > 0) dots_pairs_step(rows, distance, sum, at, whole, rest, x, from, ahead);
+        dots_store(rows, sum, io, j);
     }
 }
 
@@ -270,7 +373,7 @@ VEC_INLINE void dots_rows(const int rows, const bool distance, const table *t, c
                           table_rows io, bool prefetch)
 {
     switch (t->dtype) {
-    case LOAM_BF16: dots_as(LOAM_BF16, rows, distance, t, origin, io, prefetch); break;
+    case LOAM_BF16: dots_pairs(rows, distance, t, origin, io, prefetch); break;
     case LOAM_F16: dots_as(LOAM_F16, rows, distance, t, origin, io, prefetch); break;
     default: dots_as(LOAM_F32, rows, distance, t, origin, io, prefetch); break;
     }
@@ -303,7 +406,8 @@ VEC_INLINE void weigh_block(const loam_dtype dtype, const int rows, const int ve
                             const table *t, int64_t c, table_rows io, bool prefetch)
 {
     vec sum[4][4];
-    const char *at = t->data + c * (dtype == LOAM_F32 ? 4 : 2);
+    const int64_t bytes = dtype == LOAM_F32 ? 4 : 2, ahead = table_ahead(t);
+    const char *at = t->data + c * bytes;
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 4
@@ -312,11 +416,10 @@ VEC_INLINE void weigh_block(const loam_dtype dtype, const int rows, const int ve
     }
     for (int64_t j = 0; j < t->rows; j++, at += t->step) {
         vec v[4];
-        if (prefetch) table_prefetch(t, j);
 #pragma GCC unroll 4
         for (int n = 0; n < vecs; n++) {
-            v[n] = rest > 0 ? v_load_part(dtype, at, rest)
-                            : v_load_as(dtype, at + n * (dtype == LOAM_F32 ? VEC_BYTES : VEC_BYTES / 2));
+            if (prefetch && table_line_at((c + n * VL) * bytes)) table_prefetch(at + n * VL * bytes, ahead);
+            v[n] = rest > 0 ? v_load_part(dtype, at, rest) : v_load_as(dtype, at + n * VL * bytes);
         }
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {
@@ -339,16 +442,65 @@ VEC_INLINE void weigh_as(const loam_dtype dtype, const int rows, const table *t,
     const int rest = (int)(t->channels % VL);
     int64_t c = 0;
     for (; c + 4 * VL <= t->channels; c += 4 * VL)
-        weigh_block(dtype, rows, 4, 0, t, c, io, prefetch && c == 0);
+        weigh_block(dtype, rows, 4, 0, t, c, io, prefetch);
     for (; c + VL <= t->channels; c += VL)
-        weigh_block(dtype, rows, 1, 0, t, c, io, prefetch && c == 0);
-    if (rest > 0) weigh_block(dtype, rows, 1, rest, t, c, io, prefetch && c == 0);
+        weigh_block(dtype, rows, 1, 0, t, c, io, prefetch);
+    if (rest > 0) weigh_block(dtype, rows, 1, rest, t, c, io, prefetch);
+}
+
+/* bfloat16: channels c .. c + 2 vecs VL - 1; if rest > 0, the last `rest` channels. */
+VEC_INLINE void weigh_pairs_block(const int rows, const int vecs, const int rest, const table *t, int64_t c,
+                                  table_rows io, bool prefetch)
+{
+    vec even[4][2], odd[4][2];
+    const int64_t ahead = table_ahead(t);
+    const char *at = t->data + 2 * c;
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 2
+        for (int n = 0; n < vecs; n++)
+            even[r][n] = odd[r][n] = v_set(0);
+    }
+    for (int64_t j = 0; j < t->rows; j++, at += t->step) {
+#pragma GCC unroll 2
+        for (int n = 0; n < vecs; n++) {
+            if (prefetch && table_line_at(2 * c + n * VEC_BYTES)) table_prefetch(at + n * VEC_BYTES, ahead);
+            const vmask pairs = v_load_pairs(at + n * VEC_BYTES, rest > 0 ? rest : 2 * VL);
+            const vec first = v_even_bf16(pairs), second = v_odd_bf16(pairs);
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++) {
+                const vec w = v_set(io.in[r * io.in_stride + j]);
+                even[r][n] += w * first;
+                odd[r][n] += w * second;
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 2
+        for (int n = 0; n < vecs; n++) {
+            float *to = io.out + r * io.out_stride + c + 2 * n * VL;
+            v_store(to, V_LOW(even[r][n], odd[r][n]));
+            if (rest == 0 || rest > VL) v_store(to + VL, V_HIGH(even[r][n], odd[r][n]));
+        }
+    }
+}
+
+VEC_INLINE void weigh_pairs(const int rows, const table *t, table_rows io, bool prefetch)
+{
+    const int rest = (int)(t->channels % (2 * VL));
+    int64_t c = 0;
+    for (; c + 4 * VL <= t->channels; c += 4 * VL)
+        weigh_pairs_block(rows, 2, 0, t, c, io, prefetch);
+    for (; c + 2 * VL <= t->channels; c += 2 * VL)
+        weigh_pairs_block(rows, 1, 0, t, c, io, prefetch);
+    if (rest > 0) weigh_pairs_block(rows, 1, rest, t, c, io, prefetch);
 }
 
 VEC_INLINE void weigh_rows(const int rows, const table *t, table_rows io, bool prefetch)
 {
     switch (t->dtype) {
-    case LOAM_BF16: weigh_as(LOAM_BF16, rows, t, io, prefetch); break;
+    case LOAM_BF16: weigh_pairs(rows, t, io, prefetch); break;
     case LOAM_F16: weigh_as(LOAM_F16, rows, t, io, prefetch); break;
     default: weigh_as(LOAM_F32, rows, t, io, prefetch); break;
     }
