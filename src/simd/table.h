@@ -129,8 +129,19 @@ VEC_INLINE vmask v_load_pairs(const char *x, int n)
 #endif
 }
 
-VEC_INLINE vec v_even_bf16(vmask pairs) { return (vec)(pairs << 16); }
-VEC_INLINE vec v_odd_bf16(vmask pairs) { return (vec)(pairs & -0x10000); }
+/* The first n of 2 VL elements of a 16-bit type as floats: of bfloat16 the even and the odd ones, of float16
+ * one vector after the other; zeros beyond. */
+VEC_INLINE void v_load_two(const loam_dtype dtype, const char *x, int n, vec *first, vec *second)
+{
+    if (dtype == LOAM_BF16) {
+        const vmask pairs = v_load_pairs(x, n);
+        *first = (vec)(pairs << 16), *second = (vec)(pairs & -0x10000);
+        return;
+    }
+    const char *const next = x + VL * sizeof(uint16_t);
+    *first = n < VL ? v_load_part(dtype, x, n) : v_load_as(dtype, x);
+    *second = n == 2 * VL ? v_load_as(dtype, next) : n > VL ? v_load_part(dtype, next, n - VL) : v_set(0);
+}
 
 /* ------------------------------------------------------------------ horizontal sums */
 
@@ -281,11 +292,11 @@ VEC_INLINE void dots_begin(const int rows, const table *t, int64_t j, const char
         sum[e] = v_set(0);
 }
 
-VEC_INLINE void dots_as(const loam_dtype dtype, const int rows, const bool distance, const table *t,
-                        const float *restrict origin, table_rows io, bool prefetch)
+VEC_INLINE void dots_floats(const int rows, const bool distance, const table *t, const float *restrict origin,
+                            table_rows io, bool prefetch)
 {
     const int keys = VL / rows, rest = (int)(t->channels % VL);
-    const int64_t whole = t->channels - rest, bytes = dtype == LOAM_F32 ? 4 : 2, ahead = table_ahead(t);
+    const int64_t whole = t->channels - rest, bytes = sizeof(float), ahead = table_ahead(t);
     for (int64_t j = 0; j < t->rows; j += keys) {
         const char *at[VL];
         vec sum[VL], x[4];
@@ -299,7 +310,7 @@ VEC_INLINE void dots_as(const loam_dtype dtype, const int rows, const bool dista
 #pragma GCC unroll 16
             for (int e = 0; e < keys; e++) {
                 if (fetched) table_prefetch(at[e] + c * bytes, ahead);
-                dots_step(rows, distance, keys, sum + e, x, v_load_as(dtype, at[e] + c * bytes) - from);
+                dots_step(rows, distance, keys, sum + e, x, v_load_as(LOAM_F32, at[e] + c * bytes) - from);
             }
         }
         if (rest > 0) {
@@ -310,61 +321,66 @@ VEC_INLINE void dots_as(const loam_dtype dtype, const int rows, const bool dista
 #pragma GCC unroll 16
             for (int e = 0; e < keys; e++)
                 dots_step(rows, distance, keys, sum + e, x,
-                          v_load_part(dtype, at[e] + whole * bytes, rest) - from);
+                          v_load_part(LOAM_F32, at[e] + whole * bytes, rest) - from);
         }
         dots_store(rows, sum, io, j);
     }
 }
 
-/* Channels c .. c + n - 1 of keys of bfloat16. x, origin: as split_channels; ahead: 0 for no prefetch. */
-VEC_INLINE void dots_pairs_step(const int rows, const bool distance, vec *sum, const char *const *at,
-                                int64_t c, const int n, const float *restrict x, const float *restrict origin,
-                                int64_t ahead)
+/* Channels c .. c + n - 1 of keys of a 16-bit type. x, origin: as arrange_channels has them; ahead: 0 for no
+ * prefetch. */
+VEC_INLINE void dots_two_step(const loam_dtype dtype, const int rows, const bool distance, vec *sum,
+                              const char *const *at, int64_t c, const int n, const float *restrict x,
+                              const float *restrict origin, int64_t ahead)
 {
     const int keys = VL / rows;
-    vec even[4], odd[4];
+    vec first[4], second[4];
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
-        even[r] = v_load(x + r * LOAM_MAX_DIM + c);
-        odd[r] = v_load(x + r * LOAM_MAX_DIM + c + VL);
+        first[r] = v_load(x + r * LOAM_MAX_DIM + c);
+        second[r] = v_load(x + r * LOAM_MAX_DIM + c + VL);
     }
-    const vec from_even = distance ? v_set(0) : v_load(origin + c),
-              from_odd = distance ? v_set(0) : v_load(origin + c + VL);
+    const vec from_first = distance ? v_set(0) : v_load(origin + c),
+              from_second = distance ? v_set(0) : v_load(origin + c + VL);
 #pragma GCC unroll 16
     for (int e = 0; e < keys; e++) {
-        const vmask pairs = v_load_pairs(at[e] + 2 * c, n);
+        vec k, next;
+        v_load_two(dtype, at[e] + 2 * c, n, &k, &next);
         if (ahead) table_prefetch(at[e] + 2 * c, ahead);
-        dots_step(rows, distance, keys, sum + e, even, v_even_bf16(pairs) - from_even);
-        dots_step(rows, distance, keys, sum + e, odd, v_odd_bf16(pairs) - from_odd);
+        dots_step(rows, distance, keys, sum + e, first, k - from_first);
+        dots_step(rows, distance, keys, sum + e, second, next - from_second);
     }
 }
 
-/* Of each 2 VL channels the even ones, then the odd ones. */
-static inline void split_channels(float *restrict to, const float *restrict from, int64_t channels)
+/* Channels in the order of v_load_two, with zeros up to whole pairs of vectors. */
+VEC_INLINE void arrange_channels(const loam_dtype dtype, float *restrict to, const float *restrict from,
+                                 int64_t channels)
 {
+    const bool pairs = dtype == LOAM_BF16;
     for (int64_t c = 0; c < channels; c += 2 * VL) {
         const vec low = v_load(from + c), high = c + VL < channels ? v_load(from + c + VL) : v_set(0);
-        v_store(to + c, V_EVEN(low, high));
-        v_store(to + c + VL, V_ODD(low, high));
+        v_store(to + c, pairs ? V_EVEN(low, high) : low);
+        v_store(to + c + VL, pairs ? V_ODD(low, high) : high);
     }
 }
 
-VEC_INLINE void dots_pairs(const int rows, const bool distance, const table *t, const float *restrict origin,
-                           table_rows io, bool prefetch)
+VEC_INLINE void dots_two(const loam_dtype dtype, const int rows, const bool distance, const table *t,
+                         const float *restrict origin, table_rows io, bool prefetch)
 {
     const int keys = VL / rows, rest = (int)(t->channels % (2 * VL));
     const int64_t whole = t->channels - rest, ahead = prefetch ? table_ahead(t) : 0;
     float x[4 * LOAM_MAX_DIM], from[LOAM_MAX_DIM];
     for (int r = 0; r < rows; r++)
-        split_channels(x + r * LOAM_MAX_DIM, io.in + r * io.in_stride, t->channels);
-    split_channels(from, origin, t->channels);
+        arrange_channels(dtype, x + r * LOAM_MAX_DIM, io.in + r * io.in_stride, t->channels);
+    arrange_channels(dtype, from, origin, t->channels);
     for (int64_t j = 0; j < t->rows; j += keys) {
         const char *at[VL];
         vec sum[VL];
         dots_begin(rows, t, j, at, sum);
         for (int64_t c = 0; c < whole; c += 2 * VL)
-            dots_pairs_step(rows, distance, sum, at, c, 2 * VL, x, from, table_line_at(2 * c) ? ahead : 0);
-        if (rest > 0) dots_pairs_step(rows, distance, sum, at, whole, rest, x, from, ahead);
+            dots_two_step(dtype, rows, distance, sum, at, c, 2 * VL, x, from,
+                          table_line_at(2 * c) ? ahead : 0);
+        if (rest > 0) dots_two_step(dtype, rows, distance, sum, at, whole, rest, x, from, ahead);
         dots_store(rows, sum, io, j);
     }
 }
@@ -373,9 +389,9 @@ VEC_INLINE void dots_rows(const int rows, const bool distance, const table *t, c
                           table_rows io, bool prefetch)
 {
     switch (t->dtype) {
-    case LOAM_BF16: dots_pairs(rows, distance, t, origin, io, prefetch); break;
-    case LOAM_F16: dots_as(LOAM_F16, rows, distance, t, origin, io, prefetch); break;
-    default: dots_as(LOAM_F32, rows, distance, t, origin, io, prefetch); break;
+    case LOAM_BF16: dots_two(LOAM_BF16, rows, distance, t, origin, io, prefetch); break;
+    case LOAM_F16: dots_two(LOAM_F16, rows, distance, t, origin, io, prefetch); break;
+    default: dots_floats(rows, distance, t, origin, io, prefetch); break;
     }
 }
 
@@ -402,11 +418,11 @@ static inline void table_dots(const table *t, const float *origin, bool distance
 /* ------------------------------------------------------------------ weighted sums of all rows */
 
 /* Channels c .. c + vecs VL - 1; if rest > 0, the last `rest` channels. */
-VEC_INLINE void weigh_block(const loam_dtype dtype, const int rows, const int vecs, const int rest,
-                            const table *t, int64_t c, table_rows io, bool prefetch)
+VEC_INLINE void weigh_block(const int rows, const int vecs, const int rest, const table *t, int64_t c,
+                            table_rows io, bool prefetch)
 {
     vec sum[4][4];
-    const int64_t bytes = dtype == LOAM_F32 ? 4 : 2, ahead = table_ahead(t);
+    const int64_t bytes = sizeof(float), ahead = table_ahead(t);
     const char *at = t->data + c * bytes;
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
@@ -419,7 +435,7 @@ VEC_INLINE void weigh_block(const loam_dtype dtype, const int rows, const int ve
 #pragma GCC unroll 4
         for (int n = 0; n < vecs; n++) {
             if (prefetch && table_line_at((c + n * VL) * bytes)) table_prefetch(at + n * VL * bytes, ahead);
-            v[n] = rest > 0 ? v_load_part(dtype, at, rest) : v_load_as(dtype, at + n * VL * bytes);
+            v[n] = rest > 0 ? v_load_part(LOAM_F32, at, rest) : v_load_as(LOAM_F32, at + n * VL * bytes);
         }
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {
@@ -437,41 +453,42 @@ VEC_INLINE void weigh_block(const loam_dtype dtype, const int rows, const int ve
     }
 }
 
-VEC_INLINE void weigh_as(const loam_dtype dtype, const int rows, const table *t, table_rows io, bool prefetch)
+VEC_INLINE void weigh_floats(const int rows, const table *t, table_rows io, bool prefetch)
 {
     const int rest = (int)(t->channels % VL);
     int64_t c = 0;
     for (; c + 4 * VL <= t->channels; c += 4 * VL)
-        weigh_block(dtype, rows, 4, 0, t, c, io, prefetch);
+        weigh_block(rows, 4, 0, t, c, io, prefetch);
     for (; c + VL <= t->channels; c += VL)
-        weigh_block(dtype, rows, 1, 0, t, c, io, prefetch);
-    if (rest > 0) weigh_block(dtype, rows, 1, rest, t, c, io, prefetch);
+        weigh_block(rows, 1, 0, t, c, io, prefetch);
+    if (rest > 0) weigh_block(rows, 1, rest, t, c, io, prefetch);
 }
 
-/* bfloat16: channels c .. c + 2 vecs VL - 1; if rest > 0, the last `rest` channels. */
-VEC_INLINE void weigh_pairs_block(const int rows, const int vecs, const int rest, const table *t, int64_t c,
-                                  table_rows io, bool prefetch)
+/* 16-bit types: channels c .. c + 2 vecs VL - 1; if rest > 0, the last `rest` channels. */
+VEC_INLINE void weigh_two_block(const loam_dtype dtype, const int rows, const int vecs, const int rest,
+                                const table *t, int64_t c, table_rows io, bool prefetch)
 {
-    vec even[4][2], odd[4][2];
+    const bool pairs = dtype == LOAM_BF16;
+    vec first[4][2], second[4][2];
     const int64_t ahead = table_ahead(t);
     const char *at = t->data + 2 * c;
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 2
         for (int n = 0; n < vecs; n++)
-            even[r][n] = odd[r][n] = v_set(0);
+            first[r][n] = second[r][n] = v_set(0);
     }
     for (int64_t j = 0; j < t->rows; j++, at += t->step) {
 #pragma GCC unroll 2
         for (int n = 0; n < vecs; n++) {
             if (prefetch && table_line_at(2 * c + n * VEC_BYTES)) table_prefetch(at + n * VEC_BYTES, ahead);
-            const vmask pairs = v_load_pairs(at + n * VEC_BYTES, rest > 0 ? rest : 2 * VL);
-            const vec first = v_even_bf16(pairs), second = v_odd_bf16(pairs);
+            vec v, next;
+            v_load_two(dtype, at + n * VEC_BYTES, rest > 0 ? rest : 2 * VL, &v, &next);
 #pragma GCC unroll 4
             for (int r = 0; r < rows; r++) {
                 const vec w = v_set(io.in[r * io.in_stride + j]);
-                even[r][n] += w * first;
-                odd[r][n] += w * second;
+                first[r][n] += w * v;
+                second[r][n] += w * next;
             }
         }
     }
@@ -480,29 +497,31 @@ VEC_INLINE void weigh_pairs_block(const int rows, const int vecs, const int rest
 #pragma GCC unroll 2
         for (int n = 0; n < vecs; n++) {
             float *to = io.out + r * io.out_stride + c + 2 * n * VL;
-            v_store(to, V_LOW(even[r][n], odd[r][n]));
-            if (rest == 0 || rest > VL) v_store(to + VL, V_HIGH(even[r][n], odd[r][n]));
+            const vec low = first[r][n], high = second[r][n];
+            v_store(to, pairs ? V_LOW(low, high) : low);
+            if (rest == 0 || rest > VL) v_store(to + VL, pairs ? V_HIGH(low, high) : high);
         }
     }
 }
 
-VEC_INLINE void weigh_pairs(const int rows, const table *t, table_rows io, bool prefetch)
+VEC_INLINE void weigh_two(const loam_dtype dtype, const int rows, const table *t, table_rows io,
+                          bool prefetch)
 {
     const int rest = (int)(t->channels % (2 * VL));
     int64_t c = 0;
     for (; c + 4 * VL <= t->channels; c += 4 * VL)
-        weigh_pairs_block(rows, 2, 0, t, c, io, prefetch);
+        weigh_two_block(dtype, rows, 2, 0, t, c, io, prefetch);
     for (; c + 2 * VL <= t->channels; c += 2 * VL)
-        weigh_pairs_block(rows, 1, 0, t, c, io, prefetch);
-    if (rest > 0) weigh_pairs_block(rows, 1, rest, t, c, io, prefetch);
+        weigh_two_block(dtype, rows, 1, 0, t, c, io, prefetch);
+    if (rest > 0) weigh_two_block(dtype, rows, 1, rest, t, c, io, prefetch);
 }
 
 VEC_INLINE void weigh_rows(const int rows, const table *t, table_rows io, bool prefetch)
 {
     switch (t->dtype) {
-    case LOAM_BF16: weigh_pairs(rows, t, io, prefetch); break;
-    case LOAM_F16: weigh_as(LOAM_F16, rows, t, io, prefetch); break;
-    default: weigh_as(LOAM_F32, rows, t, io, prefetch); break;
+    case LOAM_BF16: weigh_two(LOAM_BF16, rows, t, io, prefetch); break;
+    case LOAM_F16: weigh_two(LOAM_F16, rows, t, io, prefetch); break;
+    default: weigh_floats(rows, t, io, prefetch); break;
     }
 }
 
