@@ -24,8 +24,9 @@ typedef struct cell {
 typedef struct cells {
     char model[LM_MODEL_NAME];
     char line[CELL_LINE]; /* all that results depend on, but the cells' own words and `checksum` */
-    uint64_t checksum;    /* of the calibration's tokens; 0: not yet read */
-    bool encoder;         /* windows are lines, and nll 1 less the cosine to the vector under softmax */
+    size_t bound; /* so many characters of it must be those of a file's line, which takes its place; 0: all */
+    uint64_t checksum; /* of the calibration's tokens; 0: not yet read */
+    bool encoder;      /* windows are lines, and nll 1 less the cosine to the vector under softmax */
     int64_t layers, windows, far; /* far: windows that are longer than those of the calibration */
     int64_t *tokens;              /* [windows]: that they predict */
     int *text;                    /* [windows]: the text that they are of */

@@ -109,12 +109,13 @@ static int read_checked(cells *c, FILE *in, const char *path, io_error *error)
     char line[sizeof c->line];
     bool good = read_line(in, line, sizeof line) && strcmp(line, first_line) == 0 &&
                 read_line(in, line, sizeof line);
-    if (good && strcmp(line, c->line) != 0)
+    if (good && strncmp(line, c->line, c->bound > 0 ? c->bound : sizeof line) != 0)
         return io_fail(
             error, EXIT_INPUT,
             "%s is of a run with another model, text, machine, version or other options: --restart "
             "discards it",
             path);
+    memcpy(c->line, line, sizeof line);
     good = good && read_rest(c, in);
     return good ? 0 : io_fail(error, EXIT_INPUT, "%s is damaged; --restart discards it", path);
 }

@@ -153,7 +153,7 @@ static int read_request(request *r, int argc, char **argv, bool *help, io_error 
         { "checkpoint", OPTION_REAL, &r->interval, 0, 1e9, "SECONDS",
           "what a killed run may lose of a training at most; default 60" },
         { "out", OPTION_TEXT, &r->out, 0, 0, "DIR", "where the results go; default out/distill" },
-        { "report", OPTION_FLAG, &r->report, 0, 0, NULL, "on what is done so far, and end" },
+        { "report", OPTION_FLAG, &r->report, 0, 0, NULL, "on what was done, here or elsewhere, and end" },
         { "restart", OPTION_FLAG, &r->restart, 0, 0, NULL, "discard what an earlier run left" },
         { .name = NULL },
     };

@@ -7,6 +7,7 @@
 #include "cli/distill/measure.h"
 #include "cli/distill/speed.h"
 #include "cli/distill/turns.h"
+#include "cli/training/text.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -78,15 +79,17 @@ static int discard_checkpoints(const sweep *s, bool all, io_error *error)
 
 /* ---- opening */
 
+/* The machine last: a report may be made on another one. */
 static void describe(const sweep *s)
 {
     char own[COURSE_LINE], read[RIDGE_LINE], name[MACHINE_NAME];
+    cells *const c = s->cells;
     course_describe(s->course, own);
     ridge_describe(&s->plan, read);
-    snprintf(s->cells->line, CELL_LINE, "loam %s; %s of %" PRId64 " bytes, %s; %s; %s; %s, %s",
-             loam_version(), s->cells->model, lm_files_bytes(s->session.files),
-             lm_files_type(s->session.files), own, read, loam_cpu_features(),
-             machine_name(&s->session.on, name));
+    text_add(c->line, CELL_LINE, "loam %s; %s of %" PRId64 " bytes, %s; %s; %s; ", loam_version(), c->model,
+             lm_files_bytes(s->session.files), lm_files_type(s->session.files), own, read);
+    if (s->with->report) c->bound = strlen(c->line);
+    text_add(c->line, CELL_LINE, "%s, %s", loam_cpu_features(), machine_name(&s->session.on, name));
 }
 
 /* Windows of four times the calibration's length, or as long as the model reads. */

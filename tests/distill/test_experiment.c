@@ -152,6 +152,24 @@ static void test_seeds(void **state)
     assert_non_null(strstr(told.out, "gpt2: 9 cells"));
 }
 
+/* What another machine found is not gone on from; a report tells it, and says where it was found. */
+static void test_elsewhere(void **state)
+{
+    (void)state;
+    make_texts();
+    outcome told = run_loam(FEW "--out m");
+    expect_status(&told, 0);
+    assert_true(shell_holds("cp m/results.csv here.csv && sed -i '2s/[^;]*$/ a CPU elsewhere/' m/state-1"));
+    told = run_loam(FEW "--out m");
+    expect_status(&told, 3);
+    assert_non_null(strstr(told.err, "m/state-1 is of a run with another model, text, machine"));
+    told = run_loam(FEW "--out m --report");
+    expect_status(&told, 0);
+    assert_true(shell_holds("cmp m/results.csv here.csv && grep -q 'a CPU elsewhere' m/index.html"));
+    told = run_loam(FEW "--rate 0.01 --out m --report");
+    expect_status(&told, 3);
+}
+
 static void test_refused(void **state)
 {
     static const refusal cases[] = {
@@ -179,7 +197,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_whole),   cmocka_unit_test(test_encoder), cmocka_unit_test(test_shared),
-        cmocka_unit_test(test_resumed), cmocka_unit_test(test_seeds),   cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_resumed), cmocka_unit_test(test_seeds),   cmocka_unit_test(test_elsewhere),
+        cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }

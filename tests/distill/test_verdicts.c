@@ -330,7 +330,12 @@ static void test_kept(void **state)
     snprintf(again.line, sizeof again.line, "another run");
     assert_int_not_equal(kept_load(&again, path, &error), 0);
     assert_non_null(strstr(error.text, "another model, text, machine"));
-    snprintf(again.line, sizeof again.line, "a run");
+    again.bound = 2;
+    assert_int_not_equal(kept_load(&again, path, &error), 0);
+    again.bound = 1;
+    assert_int_equal(kept_load(&again, path, &error), 0);
+    assert_string_equal(again.line, "a run");
+    again.bound = 0;
     assert_int_equal(truncate(path, 9000), 0);
     assert_int_not_equal(kept_load(&again, path, &error), 0);
     assert_non_null(strstr(error.text, "is damaged; --restart discards it"));
