@@ -3,9 +3,13 @@
 
 #include "cli/distill/arms.h"
 #include "cli/plot.h"
+#include "cli/training/text.h"
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
+
+enum { COLOURS = 8 }; /* of lines, which are dashed where they have them once more */
 
 const cell *distill_shared(const cells *c, int how)
 {
@@ -14,6 +18,22 @@ const cell *distill_shared(const cells *c, int how)
         if (one->chosen && one->strategy == how && distill_arm_at(one->arm)->form == FORM_TRAINED) return one;
     }
     return NULL;
+}
+
+/* Below a picture: the names of the texts that are predicted, and what its bars are. */
+static void put_texts(plot *p, const char *texts)
+{
+    char line[512] = "";
+    for (const char *at = texts; at; at = *at ? at + 1 : NULL) {
+        const char *const end = at + strcspn(at, ","), *name = at;
+        for (const char *c = at; c < end; c++)
+            if (*c == '/') name = c + 1;
+        text_add(line, sizeof line, "%s%.*s", at == texts ? "of " : ", ", (int)(end - name), name);
+        at = end;
+    }
+    text_add(line, sizeof line, "; bars: one standard error of the difference to softmax, by windows");
+    fputs("set label 1 ", plot_script(p)), plot_quote(p, line);
+    fputs(" at screen 0.5, screen 0.02 center font ',10'\nset bmargin 4.5\n", plot_script(p));
 }
 
 static bool is_far(const cell *one) { return one->chosen && cell_has_far(one); }
@@ -50,7 +70,7 @@ static int draw_dimensions(const cells *c, const char *path, io_error *error)
 }
 
 /* By how much more than softmax; what is trained in another colour. */
-static int draw_nll(const cells *c, const char *path, io_error *error)
+static int draw_nll(const cells *c, const char *texts, const char *path, io_error *error)
 {
     series list[SERIES];
     const int count = cells_series(c, list);
@@ -74,6 +94,7 @@ static int draw_nll(const cells *c, const char *path, io_error *error)
     }
     fputs(")\nset title ", out), plot_quote(p, c->model);
     fprintf(out, " offset 0,-0.5\nset xlabel '%s, more than with softmax' offset 0,0.3\n", cells_measure(c));
+    put_texts(p, texts);
     fputs("unset key\nset lmargin at screen 0.38\nset rmargin at screen 0.96\n"
           "plot $n using 1:2:3:4 with xerrorbars lc variable pt 7 ps 0.7\n",
           out);
@@ -83,20 +104,25 @@ static int draw_nll(const cells *c, const char *path, io_error *error)
 /* ---- lines by tokens, on a scale of powers of two */
 
 /* A token's -log p behind so many others of a long window. */
-static int draw_positions(const cells *c, const char *path, io_error *error)
+static int draw_positions(const cells *c, const char *texts, const char *path, io_error *error)
 {
     char label[CELL_LABEL];
     plot *p;
-    const int status = plot_open(&p, path, 720, 480, error);
+    int lines = 0;
+    for (int i = 0; i < c->count; i++)
+        lines += is_far(&c->list[i]);
+    const int status = plot_open(&p, path, 960, 200 + 30 * (lines < 12 ? 12 : lines), error);
     if (status) return status;
     FILE *out = plot_script(p);
     for (int i = 0; i < c->count; i++) {
         if (!is_far(&c->list[i])) continue;
         fprintf(out, "$s%d << EOD\n", i);
         for (int place = 0; place < TRIAL_PLACES; place++) {
-            const paired nll = cell_far(c, &c->list[i], NULL, place);
+            const paired nll = cell_far(c, &c->list[i], NULL, place),
+                         more = cell_far(c, &c->list[i], &c->list[0], place);
             if (nll.tokens > 0)
-                fprintf(out, "%.6g %.6g\n", (place + 0.5) * (double)c->length / TRIAL_PLACES, nll.mean);
+                fprintf(out, "%.6g %.6g %.6g\n", (place + 0.5) * (double)c->length / TRIAL_PLACES, nll.mean,
+                        more.windows > 1 ? more.error : 0);
         }
         fputs("EOD\n", out);
     }
@@ -104,13 +130,16 @@ static int draw_positions(const cells *c, const char *path, io_error *error)
     fputs(" offset 0,-0.5\nset xlabel 'tokens before it' offset 0,0.5\nset ylabel '-log p of a token'\n"
           "set key outside right top\nset grid\n",
           out);
+    put_texts(p, texts);
     fprintf(out, "set arrow 1 from %" PRId64 ", graph 0 to %" PRId64 ", graph 1 nohead dt 2 lc 8\n",
             c->length / 4, c->length / 4);
     const char *before = "plot ";
-    int line = 1;
+    int line = 0;
     for (int i = 0; i < c->count; i++) {
         if (!is_far(&c->list[i])) continue;
-        fprintf(out, "%s$s%d using 1:2 with linespoints lt %d pt 7 ps 0.4 title ", before, i, line++);
+        fprintf(out, "%s$s%d using 1:2:3 with yerrorlines lt %d dt %d pt 7 ps 0.4 title ", before, i,
+                line % COLOURS + 1, line / COLOURS + 1);
+        line++;
         plot_quote(p, cell_label(&c->list[i], label));
         before = ", ";
     }
@@ -136,18 +165,18 @@ static int draw_speed(const cells *c, const char *path, io_error *error)
     return plot_close(p, error);
 }
 
-int distill_draw(const cells *c, int number, const char *directory, io_error *error)
+int distill_draw(const cells *c, const char *texts, int number, const char *directory, io_error *error)
 {
     char path[EXPERIMENT_PATH];
     bool shared = false;
     for (int how = 0; strategy_name(how); how++)
         shared |= distill_shared(c, how) != NULL;
     snprintf(path, sizeof path, "%s/nll-%d.svg", directory, number);
-    int status = draw_nll(c, path, error);
+    int status = draw_nll(c, texts, path, error);
     snprintf(path, sizeof path, "%s/dimensions-%d.svg", directory, number);
     if (!status && shared) status = draw_dimensions(c, path, error);
     snprintf(path, sizeof path, "%s/positions-%d.svg", directory, number);
-    if (!status && c->far > 0) status = draw_positions(c, path, error);
+    if (!status && c->far > 0) status = draw_positions(c, texts, path, error);
     snprintf(path, sizeof path, "%s/speed-%d.svg", directory, number);
     return !status && cells_timed(c) ? draw_speed(c, path, error) : status;
 }

@@ -150,7 +150,7 @@ int distill_report_write(const distill_report *r, const char *directory, io_erro
         status = write_table(r, directory, "speed.csv", "model,text,tokens,milliseconds,per_second,bytes",
                              put_speeds, error);
     for (int i = 0; !status && r->drawn && i < r->count; i++)
-        status = distill_draw(&r->models[i], i + 1, directory, error);
+        status = distill_draw(&r->models[i], r->texts, i + 1, directory, error);
     snprintf(path, sizeof path, "%s/index.html", directory);
     if (!status) status = distill_page_write(r, path, error);
     if (!status)
