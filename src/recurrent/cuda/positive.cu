@@ -110,6 +110,10 @@ static loam_status run(const loam_problem *p, const loam_args *a, kernel_work_fn
     arena pool = { (char *)a->work, 0 };
     void *work;
     const launch l = carve(p, a, recurrence, &pool, &work);
+    if (p->pass == LOAM_DECODE && p->len_q == 1) {
+        TRY(positive_step_cuda(&l, error));
+        return loam_succeed(error);
+    }
     positive_read inner = positive_recurrence(&l.x);
     inner.args.work = work;
     TRY(stage(&l, error));

@@ -128,5 +128,7 @@ static inline size_t rows_bytes(const loam_problem *p)
 
 loam_status positive_map_cuda(const launch *l, loam_error *error);
 loam_status positive_gradient_cuda(const launch *l, loam_error *error);
+/* Decode of one token, with nothing before or after it. */
+loam_status positive_step_cuda(const launch *l, loam_error *error);
 
 #endif
