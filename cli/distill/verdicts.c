@@ -66,12 +66,15 @@ static int64_t least(const judged *j) { return j->c->encoder ? LEAST_LINES : LEA
 static void decide(const judged *j, claim *c, const series *of, verdict v)
 {
     const int64_t predicted = series_difference(j->c, of, NULL).tokens;
+    const bool seeds = of->seeds >= CLAIM_SEEDS, text = predicted >= least(j);
     c->verdict = v;
-    if (of->seeds >= CLAIM_SEEDS && predicted >= least(j)) return;
-    text_add(c->numbers, CLAIM_TEXT,
-             "%d of the %d seeds and %" PRId64 " of the %" PRId64 " %s that it takes; %s with these. ",
-             of->seeds, CLAIM_SEEDS, predicted, least(j), j->c->encoder ? "lines" : "tokens",
-             verdict_names[v]);
+    if (seeds && text) return;
+    if (!seeds)
+        text_add(c->numbers, CLAIM_TEXT, "%d of the %d seeds that it takes. ", of->seeds, CLAIM_SEEDS);
+    if (!text)
+        text_add(c->numbers, CLAIM_TEXT, "%" PRId64 " of the %" PRId64 " %s that it takes. ", predicted,
+                 least(j), j->c->encoder ? "lines" : "tokens");
+    text_add(c->numbers, CLAIM_TEXT, "With these: %s. ", verdict_names[v]);
     c->verdict = VERDICT_UNDECIDED;
 }
 
