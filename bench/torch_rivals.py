@@ -4,19 +4,21 @@
 scaled_dot_product_attention: calls of the forward, one after another, and training steps of a language model
 compiled by torch.compile.
 
-    PYTHONPATH=build/python bench/torch_rivals.py forward
+    PYTHONPATH=build/python bench/torch_rivals.py forward step
     PYTHONPATH=build/python bench/torch_rivals.py step --only 'softmax*'
 
 Each row has three times. `ms` is what one takes among many, GPU and host together; `GPU` what the device
 alone takes, which is held up until everything is launched; `host` until a call returns that finds the device
-idle. Medians. Each row runs in a process of its own. All compile at once, and what is timed runs while the
-others stand still; the rivals come last, since Triton compiles their kernels in minutes. A row that fails, or
-is not ready after --seconds, says so, and the others go on.
+idle. Medians. Each row runs in a process of its own. All compile at once, and what is ready is timed while
+the others stand still. Triton tries dozens of configurations of a kernel of flash-linear-attention: --helpers
+compile them beside the row that waits, into the cache of TRITON_CACHE_DIR. A row that fails, or is not ready
+after --seconds, says so, and the others go on.
 
 The model: layers of loam_attn.nn and of an MLP of four times the width with GELU, RMSNorm before both,
 AdamW; bfloat16 by torch.autocast. Rows of one mechanism differ in the call of the mechanism alone."""
 
 import argparse
+import contextlib
 import fnmatch
 import gc
 import importlib
@@ -161,6 +163,7 @@ class SdpaAttention(layers.SoftmaxAttention):
 
 
 class FlaForgetting(layers.ForgettingAttention):
+    @torch.compiler.disable  # as chunk_kda is
     def attend(self, x, q, k, v, **call):
         from fla.ops.forgetting_attn import parallel_forgetting_attn
 
@@ -228,7 +231,8 @@ def step(row, options):
     for refuse in "flash", "mem_efficient", "math":  # cuDNN is left
         getattr(torch.backends.cuda, f"enable_{refuse}_sdp")(False)
     model = Model(row, options).cuda()
-    model.compile_parts()
+    if options.part is None:
+        model.compile_parts()
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
     tokens = torch.randint(options.vocabulary, (options.batch, options.tokens + 1), device="cuda")
 
@@ -247,22 +251,62 @@ def step(row, options):
 # ---------------------------------------------------------------- a process for each
 
 
+def tuners():
+    importlib.import_module("fla.ops")
+    return [x for x in gc.get_objects() if any(base.__name__ == "Autotuner" for base in type(x).__mro__)]
+
+
 def keep_one_configuration():
     """Of each of Triton's kernels, instead of trying them all."""
-    for tuner in gc.get_objects():
-        if any(base.__name__ == "Autotuner" for base in type(tuner).__mro__):
-            tuner.configs = tuner.configs[:1]
+    for tuner in tuners():
+        tuner.configs = tuner.configs[:1]
+
+
+def tune_in_less_time():
+    from triton.testing import do_bench
+
+    for tuner in tuners():
+        tuner.do_bench = lambda call, quantiles: do_bench(call, warmup=5, rep=30, quantiles=quantiles)
+
+
+def run_once(call, quantiles):
+    call()
+    return [1.0] * len(quantiles)
+
+
+def compile_part(row, options):
+    """Every --helpers-th configuration, of what one layer runs."""
+    os.environ["FLA_CACHE_RESULTS"] = "0"
+    for tuner in tuners():
+        tuner.configs = tuner.configs[options.part :: options.helpers] or tuner.configs[:1]
+        tuner.do_bench = run_once
+    options.layers = 1
+    TABLES[options.table][1](row, options)
+
+
+def helpers_of(row, options):
+    """In the group of this process, which is stopped as one."""
+    if not row.endswith("fla") or options.untuned:
+        return []
+    command = [sys.executable, __file__, *sys.argv[1:], "--part"]
+    quiet = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return [subprocess.Popen([*command, str(i)], **quiet) for i in range(options.helpers)]
 
 
 def serve(row, options):
     """Compiles, says so, waits for its turn, and says its times."""
-    if options.untuned and row.endswith("fla"):
-        importlib.import_module("fla.ops")
-        keep_one_configuration()
+    if options.part is not None:
+        compile_part(row, options)
+        return
+    helpers = helpers_of(row, options)
+    if row.endswith("fla"):
+        keep_one_configuration() if options.untuned else tune_in_less_time()
     make, runs = TABLES[options.table][1:]
     run, more = make(row, options)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
+    for helper in helpers:
+        helper.kill()
     print(READY, flush=True)
     sys.stdin.readline()
     print(json.dumps(measure(run, *runs) | more()), flush=True)
@@ -271,11 +315,11 @@ def serve(row, options):
 class Job:
     """One row."""
 
-    def __init__(self, row):
-        self.row, self.lines, self.ready = row, queue.Queue(), False
+    def __init__(self, table, row):
+        self.table, self.row, self.lines = table, row, queue.Queue()
         self.process = subprocess.Popen(
-            [sys.executable, __file__, *sys.argv[1:], "--row", row], text=True, start_new_session=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            [sys.executable, __file__, *sys.argv[1:], "--table", table, "--row", row], text=True,
+            start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.complaints = []
         for stream, keep in (self.process.stdout, self.lines.put), (self.process.stderr, self.complain):
             threading.Thread(target=lambda s=stream, k=keep: [k(line) for line in s] + [k("")],
@@ -285,34 +329,31 @@ class Job:
         self.complaints += line.split("\n")[:1] if line.strip() else []
 
     def signal(self, number):
-        if self.process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)  # and what it compiles with
 
-    def wait_for(self, begins, until):
-        """The line that begins so, or None, and then `complaints` say why."""
+    def line(self, begins, seconds):
+        """The next line that begins so; "" where it ended without one, None where it is not there yet."""
         try:
-            while line := self.lines.get(timeout=max(0.01, until - time.monotonic())):
+            while line := self.lines.get(timeout=seconds):
                 if line.startswith(begins):
                     return line
             self.process.wait()
             self.complaints = self.complaints or [f"exit code {self.process.returncode}"]
+            return ""
         except queue.Empty:
-            self.complaints.append("no end in time")
-        self.signal(signal.SIGKILL)
-        return None
-
-    def times(self, others, until):
-        """Its times, while nothing else runs; None where it has none."""
-        if not self.ready and self.wait_for(READY, until) is None:
             return None
+
+    def times(self, others):
+        """Its times, while nothing else runs; None where it has none."""
         for other in others:
             other.signal(signal.SIGSTOP)
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
-        answer = self.wait_for("{", max(until, time.monotonic() + 20))
+        answer = self.line("{", 30)
         for other in others:
             other.signal(signal.SIGCONT)
-        return answer and json.loads(answer)
+        return json.loads(answer) if answer else None
 
 
 # ---------------------------------------------------------------- the table
@@ -322,27 +363,38 @@ TABLES = {"forward": (FORWARDS, forward, (200, 9)), "step": (MIXERS, step, (4, 5
 
 
 def print_row(job, found):
+    name = f"{job.table} {job.row}"
     if not found:
         errors = [line for line in job.complaints if "Error" in line]
-        print(f"{job.row:20} {(errors or job.complaints)[-1]}", flush=True)
+        print(f"{name:25} {(errors or job.complaints or ['no end in time'])[-1]}", flush=True)
         return
     times = "".join(f"{found[key]:10.3f}" for key in ("ms", "GPU", "host"))
-    print(f"{job.row:20}{times}  {found.get('loss', '')}", flush=True)
+    print(f"{name:25}{times}  {found.get('loss', '')}", flush=True)
 
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("table", choices=TABLES)
+    parser.add_argument("tables", choices=TABLES, nargs="+")
     parser.add_argument("--only", default="*", metavar="GLOBS", help="rows so named, with commas between")
     parser.add_argument("--seconds", type=float, default=600, metavar="X", help="for all rows; default 600")
     parser.add_argument("--untuned", action="store_true",
-                        help="Triton's kernels by the first of their configurations: enough where launches "
-                        "take the time, and compiled in seconds")
-    parser.add_argument("--row", help=argparse.SUPPRESS)
+                        help="kernels of Triton in forwards by the first of their configurations: enough where "
+                        "launches take the time, and compiled in seconds")
+    parser.add_argument("--helpers", type=int, default=4, metavar="N", help="of a row of fla; default 4")
+    for name, kind in ("table", str), ("row", str), ("part", int):
+        parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
     sizes = dict(layers=12, width=768, heads=12, vocabulary=16384, batch=8, tokens=2048)
     for name, size in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=size, metavar="N", help=f"default {size}")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.untuned &= options.table == "forward"
+    return options
+
+
+def chosen(options):
+    wanted = options.only.split(",")
+    rows = [(table, row) for table in options.tables for row in TABLES[table][0]]
+    return [(table, row) for table, row in rows if any(fnmatch.fnmatch(row, x) for x in wanted)]
 
 
 def main():
@@ -351,13 +403,18 @@ def main():
         serve(options.row, options)
         return
     until = time.monotonic() + options.seconds
-    wanted = options.only.split(",")
-    jobs = [Job(row) for row in TABLES[options.table][0] if any(fnmatch.fnmatch(row, x) for x in wanted)]
+    jobs = [Job(*names) for names in chosen(options)]
     print(f"{torch.cuda.get_device_name(0)}, PyTorch {torch.__version__}")
-    print(f"{options.table:20}{'ms':>10}{'GPU':>10}{'host':>10}", flush=True)
-    for i, job in enumerate(jobs):
-        print_row(job, job.times(jobs[i + 1 :], until))
-        job.signal(signal.SIGKILL)
+    print(f"{'':25}{'ms':>10}{'GPU':>10}{'host':>10}", flush=True)
+    while jobs:
+        late = time.monotonic() > until
+        for job in list(jobs):
+            ready = job.line(READY, 0.01)
+            if ready is None and not late:
+                continue
+            jobs.remove(job)
+            print_row(job, job.times(jobs) if ready else None)
+            job.signal(signal.SIGKILL)
 
 
 if __name__ == "__main__":
