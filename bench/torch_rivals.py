@@ -378,7 +378,7 @@ def parse():
     parser.add_argument("--only", default="*", metavar="GLOBS", help="rows so named, with commas between")
     parser.add_argument("--seconds", type=float, default=600, metavar="X", help="for all rows; default 600")
     parser.add_argument("--untuned", action="store_true",
-                        help="kernels of Triton in forwards by the first of their configurations: enough where "
+                        help="forwards of Triton by the first of their configurations: enough where "
                         "launches take the time, and compiled in seconds")
     parser.add_argument("--helpers", type=int, default=4, metavar="N", help="of a row of fla; default 4")
     for name, kind in ("table", str), ("row", str), ("part", int):

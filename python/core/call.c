@@ -28,6 +28,10 @@ static bool read_ridge(call *c, int i, double *number)
 
 static bool read_input(call *c, int i)
 {
+    if (i == SCALE) {
+        c->axes[i] = PARAMETERS[i].local;
+        return read_real(c, i, &c->problem.scale);
+    }
     if (i == RIDGE_OF_ROWS) return read_ridge(c, i, &c->problem.ridge);
     if (i == LINEAR_RIDGE) return read_ridge(c, i, &c->linear.ridge);
     return read_array(c, i);
@@ -39,6 +43,8 @@ static void share_sizes(call *c, int i)
     Py_ssize_t *size = c->size;
     if (i == Q && !c->packed) size['N'] = size['B'];
     if (i == Q && is_interpolation(c)) size['S'] = size['T'], size['G'] = size['V'] = size['H'];
+    if (i == Q && is_part(c)) size['S'] = (Py_ssize_t)c->total;
+    if (i == Q && c->hybrid) size['Y'] = (Py_ssize_t)(c->sinks + c->problem.window);
     if (i == K && has_features(c)) {
         size['F'] = c->problem.features_shared ? size['G'] : size['H'];
         size['J'] = size['K'];
@@ -167,7 +173,7 @@ static bool fill_in_use(call *c)
     return true;
 }
 
-static bool make_work(call *c, size_t bytes)
+bool make_work(call *c, size_t bytes)
 {
     if (!bytes) return true;
     if (c->on_device) {
@@ -187,11 +193,26 @@ static loam_status run_either(const cached_plan *plan, const call *c, loam_error
     return loam_interpolation_run(plan->interpolation, &c->args, &c->linear_args, error);
 }
 
+/* A hybrid's step goes on in the memory of its state: an array that was copied would be read, and lost. */
+static bool go_on(call *c)
+{
+    for (int i = 0; i < ARRAYS; i++) {
+        if (i != STATE_IN && i != NEAR_KEYS && i != NEAR_VALUES) continue;
+        if (c->value[i] && !c->copy[i] && !c->contiguous[i]) continue;
+        PyErr_Format(PyExc_ValueError, "%s: expected as a step before left it", PARAMETERS[i].name);
+        return false;
+    }
+    memcpy(&c->args.state_out, &c->args.state_in, sizeof c->args.state_out);
+    return true;
+}
+
 static bool run_plan(call *c, const cached_plan *plan)
 {
     c->size['R'] = plan->state_rows;
+    c->size['E'] = c->size['M'] + 1;
     for (int i = STATE_IN; i <= GRAD_STATE; i += GRAD_STATE - STATE_IN)
         if (c->value[i] && !read_array(c, i)) return false;
+    if (c->hybrid && c->problem.pass == LOAM_DECODE && !go_on(c)) return false;
     const bool made = c->problem.pass == LOAM_BACKWARD ? make_gradients(c) : make_outputs(c, plan);
     if (!made || !make_work(c, plan->work_bytes)) return false;
     move_states(c);
@@ -212,7 +233,8 @@ static bool keep_value(call *c, PyObject *name, PyObject *value)
     /* Names in source code are interned, as those of the module are; others need not be. */
     for (int k = 0; i == COUNT && k < COUNT; k++)
         if (PyUnicode_Compare(c->module->names[k], name) == 0) i = k;
-    if (i == COUNT || i == O || i == POSITIONS || i == LINEAR_INFO) {
+    if (i == COUNT || i == O || i == POSITIONS || i == LINEAR_INFO || i == NEAR_KEYS_OUT ||
+        i == NEAR_VALUES_OUT) {
         PyErr_Format(PyExc_TypeError, "run() has no argument %R", name);
         return false;
     }
@@ -220,20 +242,21 @@ static bool keep_value(call *c, PyObject *name, PyObject *value)
     return true;
 }
 
-static cached_plan *read_call(call *c)
+cached_plan *read_call(call *c)
 {
     if (!read_element(c) || (is_interpolation(c) && !read_linear(c))) return NULL;
     if (c->value[BACKEND] && !read_backend(c)) return NULL;
     for (int i = OPTIONS; i < O; i++)
         if (c->value[i] && !read_option(c, i)) return NULL;
     if (!read_lengths(c) || !choose_backend(c) || !choose_threads(c) || !read_inputs(c)) return NULL;
-    if (!read_key_lengths(c) || !read_saved(c) || !fill_in_use(c)) return NULL;
+    if (!read_counts(c, KEY_LENGTHS) || !read_counts(c, SEEN) || !read_saved(c) || !fill_in_use(c))
+        return NULL;
     describe_problem(c);
     describe_linear(c);
     return find_plan(c);
 }
 
-static bool begin(call *c, PyObject *module, loam_pass pass, PyObject *const *args, Py_ssize_t count)
+bool begin(call *c, PyObject *module, loam_pass pass, PyObject *const *args, Py_ssize_t count)
 {
     memset(c, 0, sizeof *c);
     c->module = PyModule_GetState(module);

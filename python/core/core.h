@@ -38,25 +38,34 @@ enum {
     Z,
     LOG_ALPHA,
     GAIN,
+    SCALE,
     INPUTS, /* how many have gradients */
     SHIFT = INPUTS,
     BALANCE,
     BALANCE_KEYS,
+    NEAR_KEYS,
+    NEAR_VALUES,
     GRAD_O,
     GRAD_STATE,
     ARRAYS, /* how many are arrays of numbers */
     CU_SEQLENS = ARRAYS,
     CU_SEQLENS_K,
     KEY_LENGTHS,
+    SEEN,
     SAVED_IN,
+    STATES,
+    STATES_FROM,
     WANTED_GRADIENTS,
     POSITIONS,
     LINEAR,
     OPTIONS, /* where those of loam_problem begin */
-    BACKEND = OPTIONS + 8,
+    BACKEND = OPTIONS + 7,
     KEYS,
-    O = OPTIONS + 16,
+    TOTAL = OPTIONS + 16,
+    O,
     STATE_OUT,
+    NEAR_KEYS_OUT,
+    NEAR_VALUES_OUT,
     LSE,
     PROBE_USED,
     WEIGHTS,
@@ -71,6 +80,7 @@ typedef enum parameter_kind {
     REAL_ARRAY,  /* likewise, of real */
     REAL_VECTOR, /* a pointer, to real */
     RIDGE,       /* a number or a view */
+    NUMBER,      /* of the problem; an array of one number has a gradient */
     SPECIAL,     /* read by its own function */
     REAL,
     SIZE,
@@ -80,9 +90,10 @@ typedef enum parameter_kind {
 } parameter_kind;
 
 /* Axes: B batch, T tokens of queries, S of keys, H heads of queries, G of keys, V of recurrent values, F, M
- * heads and number of random features, K, D channels of keys and values, J a second axis of K's size, N
- * sequences, R rows of a state. The first array with an axis says its size. `?` stands for what the mechanism
- * says (log_decay) or the array (ridge). A state comes as [.., K, R]. */
+ * heads and number of random features, E one feature more, K, D channels of keys and values, J a second axis
+ * of K's size, N sequences, R rows of a state, P keys of a part, Y those that a hybrid keeps. The first array
+ * with an axis says its size. `?` stands for what the mechanism says (log_decay) or the array (ridge). A
+ * state comes as [.., K, R]. */
 typedef struct parameter {
     const char *name, *member; /* in Python; in loam.h where that is another */
     parameter_kind kind;
@@ -169,6 +180,7 @@ typedef struct call {
     int64_t *ends[COUNT];                   /* of integers in host memory: cu_seqlens, and so on */
     int64_t *in_use;                        /* of each sequence's keys, where the number is one for all */
     int64_t keys, max_seqlen, max_seqlen_k; /* options of that name */
+    int64_t first, total;                   /* a part of the keys: its first one, and how many there are */
     int64_t stream;
     void *work;
     PyObject *out[COUNT];
@@ -180,6 +192,8 @@ static inline bool has_features(const call *c)
 {
     return is_recurrent(c) && c->problem.feature_map == LOAM_FEATURES_POSITIVE;
 }
+/* Whether k, v and key_bias are of some keys alone. */
+static inline bool is_part(const call *c) { return c->value[TOTAL]; }
 static inline bool is_tensors(const call *c) { return c->maker == &c->module->torch; }
 
 /* plans.c: the plan of the call's problem, which the caller releases. */
@@ -206,8 +220,8 @@ PyObject *differentiable(PyObject *module, PyObject *values);
 PyObject *element_of(const call *c, parameter_kind kind);
 const char *named_axes(const call *c, int i);
 bool read_array(call *c, int i);
-bool read_lengths(call *c);     /* ends of packed sequences */
-bool read_key_lengths(call *c); /* how many keys are in use */
+bool read_lengths(call *c);       /* ends of packed sequences */
+bool read_counts(call *c, int i); /* a number of each sequence, such as its keys in use */
 loam_const_view dense_view(const call *c, const char *axes, const void *data);
 
 /* options.c */
@@ -224,16 +238,27 @@ PyObject *results(call *c);
 PyObject *gradients(call *c);
 
 /* call.c */
+bool begin(call *c, PyObject *module, loam_pass pass, PyObject *const *args, Py_ssize_t count);
+cached_plan *read_call(call *c); /* the plan, which the caller releases */
+bool make_work(call *c, size_t bytes);
 PyObject *run_forward(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *run_decode(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *run_backward(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 bool choose_threads(call *c);
 
+/* parts.c: states of parts of the keys, and what a plan says of itself. */
+PyObject *part_states(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *part_merge(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *part_finish(PyObject *module, PyObject *const *args, Py_ssize_t count);
+/* (mechanism, values, pass): (name, kernel, fallback, bytes of work, bytes of saved) */
+PyObject *describe_plan(PyObject *module, PyObject *const *args, Py_ssize_t count);
+
 /* rope.c */
 PyObject *rope(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 /* listing.c: what there is, and random projections. */
+PyObject *names_of(const char *(*named)(int)); /* all of an enumeration, a tuple */
 PyObject *kernels(PyObject *module, PyObject *unused);
 PyObject *mechanisms(PyObject *module, PyObject *unused);
 PyObject *cpu_features(PyObject *module, PyObject *unused);

@@ -23,14 +23,36 @@ static PyObject *kernel(int i)
                          PyBool_FromLong(k.available));
 }
 
+/* Names of the bits that are set. */
+static PyObject *names_of_bits(unsigned bits, const char *(*named)(int))
+{
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list && named(i); i++) {
+        PyObject *name = bits >> i & 1 ? PyUnicode_FromString(named(i)) : NULL;
+        if (name && PyList_Append(list, name)) Py_CLEAR(list);
+        Py_XDECREF(name);
+    }
+    PyObject *names = list ? PyList_AsTuple(list) : NULL;
+    Py_XDECREF(list);
+    return names;
+}
+
+PyObject *names_of(const char *(*named)(int)) { return names_of_bits(~0u, named); }
+
+static const char *name_ridge_axes(int i) { return loam_ridge_axes_name((loam_ridge_axes)i); }
+static const char *name_ridge_unit(int i) { return loam_ridge_unit_name((loam_ridge_unit)i); }
+
 static PyObject *mechanism(int i)
 {
     loam_mechanism_info m;
     if (loam_mechanism_at(i, &m)) return NULL;
     static const char *const axes[] = { "none", "head", "token", "channel" };
-    return Py_BuildValue("(ssssssssNNdN)", m.name, loam_family_name(m.family), m.objective, m.regulariser,
-                         m.update, m.output, m.cost, axes[m.log_decay], PyBool_FromLong(m.ridge_axes != 0),
-                         PyBool_FromLong(m.beta), m.beta_most, PyBool_FromLong(m.normalise));
+    return Py_BuildValue("(ssssssssNNdNNNNNNN)", m.name, loam_family_name(m.family), m.objective,
+                         m.regulariser, m.update, m.output, m.cost, axes[m.log_decay],
+                         PyBool_FromLong(m.ridge_axes != 0), PyBool_FromLong(m.beta), m.beta_most,
+                         PyBool_FromLong(m.normalise), PyBool_FromLong(m.delta), PyBool_FromLong(m.probe),
+                         PyBool_FromLong(m.sink), names_of_bits(m.ridge_axes, name_ridge_axes),
+                         names_of_bits(m.ridge_units, name_ridge_unit), PyBool_FromLong(m.ridge_positive));
 }
 
 PyObject *kernels(PyObject *module, PyObject *unused)

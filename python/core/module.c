@@ -130,6 +130,10 @@ static PyMethodDef METHODS[] = {
     { "run", CALL(run_forward), "run(mechanism, values): a forward of loam.h." },
     { "decode", CALL(run_decode), "decode(mechanism, values): a step of decoding." },
     { "backward", CALL(run_backward), "backward(mechanism, values): the gradients of the inputs." },
+    { "part_states", CALL(part_states), "part_states(mechanism, values): states of some keys." },
+    { "part_merge", CALL(part_merge), "part_merge(mechanism, values): states_from into states." },
+    { "part_finish", CALL(part_finish), "part_finish(mechanism, values): the results of states." },
+    { "plan", CALL(describe_plan), "plan(mechanism, values, pass): what the plan of a call says of itself." },
     { "rope", (PyCFunction)(void (*)(void))rope, METH_FASTCALL,
       "rope(x, positions, offset, dim, base, interleaved, inverse, stream): x, turned." },
     { "projection", (PyCFunction)(void (*)(void))projection, METH_FASTCALL,
@@ -158,6 +162,9 @@ static PyModuleDef MODULE = {
     .m_free = free_module,
 };
 
+static const char *name_row_code(int i) { return loam_row_code_name((loam_row_code)i); }
+static const char *name_solver(int i) { return loam_solver_name((loam_solver)i); }
+
 PyMODINIT_FUNC PyInit__core(void);
 PyMODINIT_FUNC PyInit__core(void)
 {
@@ -166,7 +173,9 @@ PyMODINIT_FUNC PyInit__core(void)
     module_state *state = state_of(module);
     memset(state, 0, sizeof *state);
     if (!intern_names(state) || !use_numpy(&state->numpy) ||
-        PyModule_AddStringConstant(module, "version", loam_version())) {
+        PyModule_AddStringConstant(module, "version", loam_version()) ||
+        PyModule_AddObject(module, "row_codes", names_of(name_row_code)) ||
+        PyModule_AddObject(module, "solvers", names_of(name_solver))) {
         Py_DECREF(module);
         return NULL;
     }

@@ -63,13 +63,14 @@ static bool make_saved(call *c, size_t bytes)
 /* What the data of an output are. */
 static PyObject *element_of_output(const call *c, int i)
 {
-    if (i == O) return c->element;
+    if (i == O || i == NEAR_KEYS_OUT || i == NEAR_VALUES_OUT) return c->element;
     return i == INFO || i == LINEAR_INFO ? c->maker->row_info : element_of(c, REAL_ARRAY);
 }
 
 bool make_outputs(call *c, const cached_plan *plan)
 {
     if (is_interpolation(c)) c->value[LINEAR_INFO] = c->value[INFO];
+    if (c->hybrid) c->value[NEAR_KEYS_OUT] = c->value[NEAR_VALUES_OUT] = c->value[STATE_OUT];
     for (int i = O; i < COUNT; i++) {
         const int wanted = i == O ? 1 : c->value[i] ? PyObject_IsTrue(c->value[i]) : 0;
         if (wanted < 0) return false;
@@ -96,8 +97,8 @@ bool make_gradients(call *c)
     for (int i = 0; i < INPUTS; i++) {
         const parameter *p = &PARAMETERS[i];
         if (PyTuple_GetItem(wanted, i) != Py_True || !c->axes[i]) continue;
-        if (!make_output(c, i, c->axes[i], element_of(c, p->kind), p->gradient, p->kind == REAL_VECTOR))
-            return false;
+        const bool is_pointer = p->kind == REAL_VECTOR || p->kind == NUMBER;
+        if (!make_output(c, i, c->axes[i], element_of(c, p->kind), p->gradient, is_pointer)) return false;
     }
     return true;
 }

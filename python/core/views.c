@@ -57,7 +57,7 @@ static loam_const_view view_of(const void *data, const char *axes, const Py_ssiz
         if (strchr("BN", axes[a])) view.batch = elements;
         if (strchr("HGVF", axes[a])) view.head = elements;
         /* Features are rows of z and channels of all else; keys are channels of the weights. */
-        if (strchr("TRJ", axes[a]) || (strchr("SM", axes[a]) && axes[a + 1])) view.token = elements;
+        if (strchr("TRJPY", axes[a]) || (strchr("SM", axes[a]) && axes[a + 1])) view.token = elements;
     }
     return view;
 }
@@ -75,6 +75,8 @@ loam_const_view dense_view(const call *c, const char *axes, const void *data)
 const char *named_axes(const call *c, int i)
 {
     const parameter *p = &PARAMETERS[i];
+    if (is_part(c) && (i == K || i == V || i == KEY_BIAS)) return i == K ? "BPGK" : i == V ? "BPGD" : "BPH";
+    if (c->hybrid && (i == STATE_IN || i == STATE_OUT)) return "NFRE";
     return has_features(c) ? p->features : is_recurrent(c) ? p->recurrent : p->local;
 }
 
@@ -112,7 +114,7 @@ bool read_array(call *c, int i)
     const char *axes = c->axes[i] = axes_of(c, i, x.axes);
     if (!read_shape(c, i, axes, &x)) return false;
     const size_t n = strlen(axes);
-    const bool contiguous = p->kind == REAL_VECTOR || (n && strchr("KDM", axes[n - 1]));
+    const bool contiguous = p->kind == REAL_VECTOR || (n && strchr("KDME", axes[n - 1]));
     if (!is_readable(&x, contiguous)) {
         if (is_tensors(c) && strchr(axes, 'R')) {
             /* A contiguous copy has the order of the tensor, not that of the rows. */
@@ -167,9 +169,10 @@ static bool read_integers(call *c, int i, Py_ssize_t *count)
     Py_XDECREF(found);
     array x;
     if (!hold_array(c, i, element, &x)) return false;
-    if (x.axes != 1 || (x.shape[0] < 1 && i != KEY_LENGTHS)) {
+    const bool are_ends = i == CU_SEQLENS || i == CU_SEQLENS_K;
+    if (x.axes != 1 || (x.shape[0] < 1 && are_ends)) {
         PyErr_Format(PyExc_ValueError, "%s: expected %s", PARAMETERS[i].name,
-                     i == KEY_LENGTHS ? "[B] numbers of keys" : "[N + 1] ends, from 0");
+                     are_ends ? "[N + 1] ends, from 0" : "[B] numbers of keys");
         return false;
     }
     *count = x.shape[0];
@@ -199,12 +202,13 @@ bool read_lengths(call *c)
     return other == count;
 }
 
-bool read_key_lengths(call *c)
+bool read_counts(call *c, int i)
 {
     Py_ssize_t count;
-    if (!c->value[KEY_LENGTHS]) return true;
-    if (!read_integers(c, KEY_LENGTHS, &count)) return false;
+    if (!c->value[i]) return true;
+    if (!read_integers(c, i, &count)) return false;
     if (count != c->size['B'])
-        PyErr_Format(PyExc_ValueError, "key_lengths: shape [%zd], expected [%zd]", count, c->size['B']);
+        PyErr_Format(PyExc_ValueError, "%s: shape [%zd], expected [%zd]", PARAMETERS[i].name, count,
+                     c->size['B']);
     return count == c->size['B'];
 }

@@ -9,7 +9,8 @@ the same kind, on the same device; tensors have gradients, arrays of NumPy have 
 
 Options that functions share:
 
-scale               factor of q.k (of q in recurrences); None: 1 / sqrt(K), where not said otherwise.
+scale               factor of q.k (of q in recurrences); None: 1 / sqrt(K), where not said otherwise. An array
+                    or tensor of one number has a gradient, but with positive features.
 cu_seqlens          [N + 1] int32 or int64: N sequences packed in arrays with B = 1; where each begins, and T.
 cu_seqlens_k        likewise of keys, where they have other lengths. None: those of the queries.
 key_lengths         [B] int32 or int64: keys of each sequence that are in use. Others are not read; the last
@@ -22,7 +23,7 @@ return_lse          one more result: log sum exp of each row's scores, [B, T, H]
 return_probe        one more result: the probe that each row used, [B, T, H, K].
 return_weights      one more result: the weight of each key in each row, [B, T, H, S]; for small inputs.
 return_info         one more result: how each row was solved, [B, T, H], with fields code (0: well,
-                    1: no visible key, 2: singular), solver, iterations, residual.
+                    1: no visible key, 2: singular; ROW_CODES), solver (SOLVERS), iterations, residual.
 backend             "auto", "cpu", "reference" (float64 from the equations, slow); on a GPU "auto" or "cuda";
                     or the name of one of kernels(), for its pass.
 
@@ -47,6 +48,7 @@ from loam_attn.local import (
     path_attention,
     softmax_attention,
 )
+from loam_attn.parts import Part, Plan, part, plan
 from loam_attn.positions import rope
 from loam_attn.projections import projection
 from loam_attn.recurrent import (
@@ -62,13 +64,20 @@ from loam_attn.recurrent import (
 from loam_attn.regression import Regressor
 
 __version__: str = _core.version
+# Names of info's `code` and `solver`.
+ROW_CODES: tuple[str, ...] = _core.row_codes
+SOLVERS: tuple[str, ...] = _core.solvers
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_core.forked)
 __all__ = [
     "Cache",
     "Kernel",
     "Mechanism",
+    "Part",
+    "Plan",
+    "ROW_CODES",
     "Regressor",
+    "SOLVERS",
     "cpu_features",
     "delta_rule",
     "forgetting_attention",
@@ -84,7 +93,9 @@ __all__ = [
     "mechanisms",
     "mesa",
     "parallax",
+    "part",
     "path_attention",
+    "plan",
     "projection",
     "retention",
     "rope",

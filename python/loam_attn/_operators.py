@@ -14,7 +14,7 @@ from loam_attn._torch import (
     FIXED,
     LENGTHS,
     RECURRENT,
-    RIDGES,
+    NUMBERS,
     gradients,
     has_state,
     heads_of,
@@ -26,7 +26,7 @@ from loam_attn.gradients import INPUTS
 OPTIONS = {
     "ridge_number": "float?",
     "linear_ridge_number": "float?",
-    "scale": "float?",
+    "scale_number": "float?",
     "soft_cap": "float?",
     "window_size": "int?",
     "causal": "bool?",
@@ -64,7 +64,7 @@ _library.define(
 
 def _values(args: tuple[Any, ...]) -> dict[str, Any]:
     values = dict(zip(_NAMES, args[1:_ARGS]))
-    for name in RIDGES:
+    for name in NUMBERS:
         number = values.pop(f"{name}_number")
         if number is not None:
             values[name] = number
@@ -179,7 +179,7 @@ class Operation(torch.autograd.Function):
 
 
 def _has_batch(name: str, axes: int) -> bool:
-    if name in ("slope", "sink_bias", "linear_ridge", "z", "log_alpha", "gain", *FIXED):
+    if name in ("slope", "sink_bias", "linear_ridge", "z", "log_alpha", "gain", "scale", *FIXED):
         return False
     return name not in ("g", "ridge", "linear_g") or axes > 2
 
@@ -233,7 +233,7 @@ def _(info: Any, in_dims: Any, *args: Any) -> Any:
 def run(mechanism: str, values: dict[str, Any]) -> tuple[Any, ...]:
     """A call through the operator, with its results as those of _core.run."""
     values = dict(values)
-    for name in RIDGES:
+    for name in NUMBERS:
         ridge = values.get(name)
         if ridge is not None and not isinstance(ridge, Tensor):
             values[name], values[f"{name}_number"] = None, float(ridge)
@@ -280,7 +280,7 @@ class Rope(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, *options: Any) -> Tensor:
-        return torch.ops.loam.rope(x, *options, False)
+        return torch.ops.loam.rope(x, *options)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -288,7 +288,8 @@ class Rope(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return torch.ops.loam.rope(grad, *ctx.options, True), *[None] * 5
+        *options, inverse = ctx.options
+        return torch.ops.loam.rope(grad, *options, not inverse), *[None] * 6
 
 
 @torch.library.register_vmap("loam::rope", lib=_library)
@@ -301,7 +302,7 @@ def _(info: Any, in_dims: Any, x: Tensor, positions: Tensor | None, *options: An
 
 def rope(x: Tensor, *options: Any) -> Tensor:
     if not isinstance(x, Tensor):
-        return _core.rope(x, *options, False, 0)
+        return _core.rope(x, *options, 0)
     if torch.is_grad_enabled() and (x.requires_grad or torch._C._are_functorch_transforms_active()):
         return Rope.apply(x, *options)
-    return torch.ops.loam.rope(x, *options, False)
+    return torch.ops.loam.rope(x, *options)

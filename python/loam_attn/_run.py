@@ -5,6 +5,7 @@ PyTorch."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from numpy import ndarray
@@ -12,11 +13,21 @@ from numpy import ndarray
 from loam_attn import _core
 
 
-class Taped:
-    """Stands for q where a call shall keep what its backward needs (loam_attn.vjp)."""
+class _Asked:
+    """Stands for q where a call is not made, but told."""
 
-    def __init__(self, q: ndarray):
-        self.q, self.dtype = q, q.dtype
+    def __init__(self, q: Any):
+        self.q = q
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.q, name)
+
+
+def asked(function: Callable[..., Any], q: Any, *args: Any, **options: Any) -> tuple[str, dict[str, Any]]:
+    """The mechanism and the arguments of function(q, *args, **options)."""
+    if options.get("cache") is not None:
+        raise ValueError("cache: given, expected None")
+    return function(_Asked(q), *args, **options)
 
 
 def run(mechanism: str, cache: Any = None, **values: Any) -> Any:
@@ -25,9 +36,9 @@ def run(mechanism: str, cache: Any = None, **values: Any) -> Any:
     q = values["q"]
     if isinstance(q, ndarray):
         return _core.run(mechanism, values)
-    if isinstance(q, Taped):
+    if isinstance(q, _Asked):
         values["q"] = q.q
-        return _core.run(mechanism, {**values, "save": True}), mechanism, values
+        return mechanism, values
     if "torch" in sys.modules:
         # From the package it would take a microsecond of each call.
         import loam_attn._torch as tensors
@@ -36,10 +47,10 @@ def run(mechanism: str, cache: Any = None, **values: Any) -> Any:
     return _core.run(mechanism, values)
 
 
-def decode(mechanism: str, values: dict[str, Any]) -> Any:
-    """A few tokens more: with `keys` of room for more, or from a state."""
+def plain(pass_: Callable[..., Any], mechanism: str, values: dict[str, Any]) -> Any:
+    """A pass of _core, without gradients."""
     if isinstance(values["q"], ndarray):
-        return _core.decode(mechanism, values)
+        return pass_(mechanism, values)
     from loam_attn import _torch
 
-    return _torch.decode(mechanism, values)
+    return _torch.plain(pass_, mechanism, values)

@@ -14,7 +14,7 @@ from loam_attn.gradients import INPUTS
 
 PLACES = {name: i for i, name in enumerate(INPUTS)}
 # Arrays or numbers.
-RIDGES = ("ridge", "linear_ridge")
+NUMBERS = ("ridge", "linear_ridge", "scale")
 # Arrays without gradients.
 FIXED = ("shift", "balance", "balance_keys")
 # Integers of each sequence, which may be in host memory, and the option that says the longest.
@@ -122,7 +122,12 @@ def gradients(
         q, v = values["q"], values["v"]
         grad_o = q.new_zeros((*q.shape[:2], heads_of(mechanism, values), v.shape[3]))
     values.update(saved=saved, grad_o=grad_o, grad_final_state=grad_state, wanted=wanted)
-    return on_device(_core.backward, mechanism, values)
+    grads = on_device(_core.backward, mechanism, values)
+    of_scale, scale = grads[PLACES["scale"]], values.get("scale")
+    if of_scale is None:
+        return grads
+    # The number may be in host memory, where all else is not.
+    return (*grads[:-1], of_scale.to(scale).reshape(scale.shape))
 
 
 def _cast(values: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -183,5 +188,5 @@ def run(mechanism: str, values: dict[str, Any]) -> Any:
     return _as_asked(on_device(_core.run, mechanism, values), values)
 
 
-def decode(mechanism: str, values: dict[str, Any]) -> Any:
-    return _as_asked(_core.decode(mechanism, values), values)
+def plain(pass_: Any, mechanism: str, values: dict[str, Any]) -> Any:
+    return _as_asked(on_device(pass_, mechanism, values), values)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from loam_attn import _run
+from loam_attn import _core, _run
 from loam_attn._types import Array
 
 _BY_KEYS = ("k", "v", "w", "g", "beta", "key_bias")
@@ -23,11 +23,15 @@ def _room(x: Array, tokens: int) -> Array:
     return np.empty(shape, x.dtype) if isinstance(x, np.ndarray) else x.new_empty(shape)
 
 
+def _dense(x: Array) -> Array:
+    return np.ascontiguousarray(x) if isinstance(x, np.ndarray) else x.contiguous()
+
+
 class Cache:
     """The tokens that one layer has seen. Each function takes one as `cache`: the call then has the new
     tokens alone, and sees all before them. Local mechanisms keep keys, values and what else goes with keys,
-    in arrays [B, capacity, H, D] that double when they are full; recurrences keep their state. There are no
-    gradients.
+    in arrays [B, capacity, H, D] that double when they are full; recurrences keep their state, a hybrid its
+    first and last tokens besides. There are no gradients.
 
     >>> import numpy as np, loam_attn
     >>> rng = np.random.default_rng(0)
@@ -44,6 +48,7 @@ class Cache:
         self.capacity = capacity
         self.state: Array | None = None
         self._arrays: dict[str, Array] = {}
+        self._near: dict[str, Array] = {}
         self._tokens = 0
 
     def __len__(self) -> int:
@@ -63,6 +68,7 @@ class Cache:
     def reorder(self, index: Array) -> None:
         """Sequence b becomes what sequence index[b] was, as beam search does."""
         self._arrays = {name: x[index] for name, x in self._arrays.items()}
+        self._near = {name: x[index] for name, x in self._near.items()}
         if self.state is not None:
             # Each state stays as the library lays it out, [.., R, K].
             self.state = self.state.swapaxes(2, 3)[index].swapaxes(2, 3)
@@ -99,13 +105,16 @@ class Cache:
 
             values = _torch.without_gradients(values)
         few = k.shape[1] <= _FEW_QUERIES and not getattr(q, "is_cuda", False)
+        if mechanism == "hybrid":
+            return self._go_on(values)
         if mechanism not in _LOCAL:
             return self._advance(mechanism, values, few)
         before = self._tokens
         self._append(values, k.shape[1])
         try:
             if few:
-                return _run.decode(mechanism, {**values, **self._arrays, "keys": self._tokens})
+                given = {**values, **self._arrays, "keys": self._tokens}
+                return _run.plain(_core.decode, mechanism, given)
             return _run.run(mechanism, **{**values, **self.arrays()})
         except BaseException:
             # A refused call leaves the cache as it was.
@@ -117,6 +126,29 @@ class Cache:
             raise ValueError("initial_state: given, but the cache has the state")
         wanted = values.get("output_final_state")
         values = {**values, "initial_state": self.state, "output_final_state": True}
-        o, self.state, *rest = _run.decode(mechanism, values) if few else _run.run(mechanism, **values)
+        run = _core.decode if few else _core.run
+        o, self.state, *rest = _run.plain(run, mechanism, values)
         self._tokens += values["k"].shape[1]
         return (o, self.state if wanted else None, *rest)
+
+    def _seen(self, k: Array) -> Array:
+        if isinstance(k, np.ndarray):
+            return np.full(k.shape[0], self._tokens, "i8")
+        import torch
+
+        return k.new_full((k.shape[0],), self._tokens, dtype=torch.int64)
+
+    def _go_on(self, values: dict[str, Any]) -> Any:
+        """A hybrid: its state, the first tokens and a ring of the last ones stay where they lie."""
+        if self.state is None:
+            given = {**values, "output_final_state": True}
+            o, self.state, keys, near_values, *rest = _run.plain(_core.run, "hybrid", given)
+            self._near = {"near_keys": keys, "near_values": near_values}
+        else:
+            # A copy that was made elsewhere, by pickle say, has its axes in another order.
+            self.state = _dense(self.state.swapaxes(2, 3)).swapaxes(2, 3)
+            given = {**values, **self._near, "initial_state": self.state, "seen": self._seen(values["k"])}
+            found = _run.plain(_core.decode, "hybrid", given)
+            o, *rest = found if isinstance(found, tuple) else (found,)
+        self._tokens += values["k"].shape[1]
+        return (o, *rest) if rest else o

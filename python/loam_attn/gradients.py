@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from numpy import ndarray
+
 from loam_attn import _core
-from loam_attn._run import Taped
+from loam_attn._run import asked
 from loam_attn._types import Array
 
 INPUTS = (
@@ -29,6 +31,7 @@ INPUTS = (
     "z",
     "log_alpha",
     "gain",
+    "scale",
 )
 _RESULTS = ("output_final_state", "return_lse", "return_probe", "return_weights", "return_info")
 
@@ -39,7 +42,8 @@ def vjp(
     """The result of function(q, *args, **options), and the function of its gradients.
 
     The second is called with the gradient of o, [B, T, H, D], and for a recurrence perhaps that of the final
-    state; it returns the gradient of each array that the call had, by the name of the argument.
+    state; it returns the gradient of each array that the call had, by the name of the argument. A scale that
+    is an array, of one number, has one too.
 
     >>> import numpy as np, loam_attn
     >>> rng = np.random.default_rng(0)
@@ -48,9 +52,9 @@ def vjp(
     >>> {name: x.shape for name, x in pullback(np.ones_like(o)).items()}
     {'q': (2, 16, 4, 8), 'k': (2, 16, 4, 8), 'v': (2, 16, 4, 8)}
     """
-    result, mechanism, values = function(Taped(q), *args, **options)
-    *kept, saved = result
-    wanted = tuple(hasattr(values.get(name), "dtype") for name in INPUTS)
+    mechanism, values = asked(function, q, *args, **options)
+    *kept, saved = _core.run(mechanism, {**values, "save": True})
+    wanted = tuple(isinstance(values.get(name), ndarray) for name in INPUTS)
     inputs = {name: x for name, x in values.items() if name not in _RESULTS}
 
     def pullback(grad_o: Array, grad_final_state: Array | None = None) -> dict[str, Array]:

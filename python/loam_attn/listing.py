@@ -35,6 +35,12 @@ class Mechanism(NamedTuple):
     beta: bool
     beta_most: float
     normalize: bool
+    delta: bool
+    probe: bool
+    sink: bool
+    ridge_axes: tuple[str, ...]
+    ridge_units: tuple[str, ...]
+    ridge_positive: bool
 
 
 def kernels() -> list[Kernel]:

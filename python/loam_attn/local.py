@@ -87,6 +87,8 @@ def parallax(
     slope: Array | None = None,
     key_bias: Array | None = None,
     g: Array | None = None,
+    w: Array | None = None,
+    beta: Array | None = None,
     score: str | None = None,
     cu_seqlens: Array | None = None,
     cu_seqlens_k: Array | None = None,
@@ -100,8 +102,8 @@ def parallax(
 ) -> Array | tuple[Array, ...]:
     """Parallax: softmax attention with a correction by `probe`, the slope of a line that is given.
 
-    probe [B, T, HQ, K]; all else as in softmax_attention. o_i = sum_j p_ij (1 - probe_i . (k_j - kbar_i))
-    v_j.
+    probe [B, T, HQ, K]; w and beta as in path_attention, all else as in softmax_attention. o_i = sum_j p_ij
+    (1 - probe_i . (k_j - kbar_i)) v_j.
 
     >>> rng = np.random.default_rng(0)
     >>> q, k, v = rng.standard_normal((3, 2, 16, 4, 8), "float32")
@@ -122,6 +124,8 @@ def parallax(
         slope=slope,
         key_bias=key_bias,
         g=g,
+        w=w,
+        beta=beta,
         score=score,
         cu_seqlens=cu_seqlens,
         cu_seqlens_k=cu_seqlens_k,
@@ -148,6 +152,8 @@ def lla(
     slope: Array | None = None,
     key_bias: Array | None = None,
     g: Array | None = None,
+    w: Array | None = None,
+    beta: Array | None = None,
     score: str | None = None,
     ridge_unit: str | None = None,
     cu_seqlens: Array | None = None,
@@ -163,7 +169,8 @@ def lla(
     """Local Linear Attention: fits an affine function around each query, by a solve for each row.
 
     ridge >= 0 is a number (None: 0.1), or [HQ], [B, T, HQ] or [B, T, HQ, K]; ridge_unit is what it is
-    relative to, "normalised", "max" or "trace". All else as in softmax_attention.
+    relative to, "normalised", "max" or "trace". w and beta as in path_attention, all else as in
+    softmax_attention.
 
     >>> rng = np.random.default_rng(0)
     >>> q, k, v = rng.standard_normal((3, 2, 16, 4, 8), "float32")
@@ -186,6 +193,8 @@ def lla(
         slope=slope,
         key_bias=key_bias,
         g=g,
+        w=w,
+        beta=beta,
         score=score,
         ridge_unit=ridge_unit,
         cu_seqlens=cu_seqlens,
@@ -218,6 +227,7 @@ def forgetting_attention(
     backend: str | None = None,
     return_lse: bool = False,
     return_weights: bool = False,
+    return_info: bool = False,
 ) -> Array | tuple[Array, ...]:
     """Forgetting attention (FoX): softmax whose scores decay by the gates between key and query.
 
@@ -248,6 +258,7 @@ def forgetting_attention(
         backend=backend,
         return_lse=return_lse,
         return_weights=return_weights,
+        return_info=return_info,
     )
 
 
@@ -267,6 +278,7 @@ def path_attention(
     backend: str | None = None,
     return_lse: bool = False,
     return_weights: bool = False,
+    return_info: bool = False,
 ) -> Array | tuple[Array, ...]:
     """PaTH attention: softmax whose keys are reflected by the tokens between, I - beta w w^T of each.
 
@@ -296,6 +308,7 @@ def path_attention(
         backend=backend,
         return_lse=return_lse,
         return_weights=return_weights,
+        return_info=return_info,
     )
 
 
@@ -403,8 +416,10 @@ def hybrid_attention(
     balance: Array | None = None,
     balance_keys: Array | None = None,
     features_shared: bool = False,
+    cache: Cache | None = None,
     backend: str | None = None,
-) -> Array:
+    return_info: bool = False,
+) -> Array | tuple[Array, ...]:
     """Softmax attention that is exact for the first `sinks` tokens and the last `window_size`, and estimated
     by positive random features for all between, under one normaliser.
 
@@ -435,5 +450,7 @@ def hybrid_attention(
         balance=balance,
         balance_keys=balance_keys,
         features_shared=features_shared,
+        cache=cache,
         backend=backend,
+        return_info=return_info,
     )

@@ -20,12 +20,13 @@ def rope(
     dim: int | None = None,
     base: float = 10000.0,
     interleaved: bool = False,
+    inverse: bool = False,
 ) -> Array:
     """RoPE: turns plane c of token t by the angle position_t base^(-2 c / dim).
 
     x [B, T, H, K], of queries or keys -> the same. positions [T] or [B, T], int64; None: offset + t. The
     first `dim` channels turn (None: all); a plane is channels c and c + dim / 2, or with `interleaved` 2 c
-    and 2 c + 1.
+    and 2 c + 1. inverse: back by the same angles.
 
     >>> import numpy as np
     >>> x = np.ones((1, 4, 1, 8), "float32")
@@ -33,9 +34,9 @@ def rope(
     >>> bool(np.allclose(turned[:, 0], x[:, 0])), bool(np.allclose(turned[:, 1:], rope(x[:, 1:], offset=1)))
     (True, True)
     """
-    numbers: tuple[Any, ...] = (offset, dim or 0, base, interleaved)
+    numbers: tuple[Any, ...] = (offset, dim or 0, base, interleaved, inverse)
     if not isinstance(x, ndarray) and "torch" in sys.modules:
         from loam_attn import _operators
 
         return _operators.rope(x, positions, *numbers)
-    return _core.rope(x, positions, *numbers, False, 0)
+    return _core.rope(x, positions, *numbers, 0)

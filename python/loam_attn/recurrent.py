@@ -13,6 +13,12 @@ from loam_attn.cache import Cache
 from loam_attn._types import Array, retnet_decay
 
 
+def _features(unit: bool, feature_map: str | None) -> str | None:
+    if unit and feature_map not in (None, "unit"):
+        raise ValueError(f"feature_map: {feature_map!r}, expected None with use_qk_l2norm_in_kernel")
+    return "unit" if unit else feature_map
+
+
 def linear_attention(
     q: Array,
     k: Array,
@@ -87,6 +93,7 @@ def retention(
     scale: float | None = None,
     *,
     normalize: bool = False,
+    feature_map: str | None = None,
     initial_state: Array | None = None,
     output_final_state: bool = False,
     cu_seqlens: Array | None = None,
@@ -96,7 +103,8 @@ def retention(
 ) -> tuple[Array | None, ...]:
     """Retention (RetNet): linear attention with a fixed decay of each head.
 
-    g [HV]; None: log(1 - 2^(-5 - h)), RetNet's. Shapes and results as of linear_attention.
+    g [HV]; None: log(1 - 2^(-5 - h)), RetNet's. feature_map "identity", "elu" or "unit", as of all below;
+    shapes and results as of linear_attention.
 
     >>> rng = np.random.default_rng(0)
     >>> q, k, v = rng.standard_normal((3, 2, 16, 4, 8), "float32")
@@ -114,6 +122,7 @@ def retention(
         g=g,
         scale=scale,
         normalize=normalize,
+        feature_map=feature_map,
         initial_state=initial_state,
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,
@@ -132,6 +141,7 @@ def ssd(
     scale: float | None = None,
     *,
     normalize: bool = False,
+    feature_map: str | None = None,
     initial_state: Array | None = None,
     output_final_state: bool = False,
     cu_seqlens: Array | None = None,
@@ -160,6 +170,7 @@ def ssd(
         beta=beta,
         scale=scale,
         normalize=normalize,
+        feature_map=feature_map,
         initial_state=initial_state,
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,
@@ -177,6 +188,7 @@ def gla(
     scale: float | None = None,
     *,
     normalize: bool = False,
+    feature_map: str | None = None,
     initial_state: Array | None = None,
     output_final_state: bool = False,
     cu_seqlens: Array | None = None,
@@ -205,6 +217,7 @@ def gla(
         g=g,
         scale=scale,
         normalize=normalize,
+        feature_map=feature_map,
         initial_state=initial_state,
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,
@@ -224,6 +237,7 @@ def delta_rule(
     initial_state: Array | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
+    feature_map: str | None = None,
     cu_seqlens: Array | None = None,
     cache: Cache | None = None,
     backend: str | None = None,
@@ -250,7 +264,7 @@ def delta_rule(
         scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,
-        feature_map="unit" if use_qk_l2norm_in_kernel else None,
+        feature_map=_features(use_qk_l2norm_in_kernel, feature_map),
         cu_seqlens=cu_seqlens,
         cache=cache,
         backend=backend,
@@ -269,6 +283,7 @@ def gated_delta_rule(
     initial_state: Array | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
+    feature_map: str | None = None,
     cu_seqlens: Array | None = None,
     cache: Cache | None = None,
     backend: str | None = None,
@@ -296,7 +311,7 @@ def gated_delta_rule(
         scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,
-        feature_map="unit" if use_qk_l2norm_in_kernel else None,
+        feature_map=_features(use_qk_l2norm_in_kernel, feature_map),
         cu_seqlens=cu_seqlens,
         cache=cache,
         backend=backend,
@@ -315,6 +330,7 @@ def kda(
     initial_state: Array | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
+    feature_map: str | None = None,
     cu_seqlens: Array | None = None,
     cache: Cache | None = None,
     backend: str | None = None,
@@ -342,7 +358,7 @@ def kda(
         scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,
-        feature_map="unit" if use_qk_l2norm_in_kernel else None,
+        feature_map=_features(use_qk_l2norm_in_kernel, feature_map),
         cu_seqlens=cu_seqlens,
         cache=cache,
         backend=backend,
@@ -362,6 +378,7 @@ def mesa(
     initial_state: Array | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
+    feature_map: str | None = None,
     cu_seqlens: Array | None = None,
     cache: Cache | None = None,
     backend: str | None = None,
@@ -391,7 +408,7 @@ def mesa(
         scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,
-        feature_map="unit" if use_qk_l2norm_in_kernel else None,
+        feature_map=_features(use_qk_l2norm_in_kernel, feature_map),
         cu_seqlens=cu_seqlens,
         cache=cache,
         backend=backend,

@@ -23,7 +23,7 @@ def generate(call, d, ends, cache, **options):
 
 
 @pytest.mark.parametrize("parts", PARTS)
-@pytest.mark.parametrize("name", [*CAUSAL, *RECURRENT])
+@pytest.mark.parametrize("name", [*CAUSAL, *RECURRENT, "hybrid"])
 def test_parts_are_the_whole(name, parts):
     # Room for two tokens only, so that it grows.
     call, d, cache = ALL[name], Data(), la.Cache(2)
@@ -32,14 +32,14 @@ def test_parts_are_the_whole(name, parts):
 
 
 @pytest.mark.parametrize("dtype, bound", [("f4", 3e-4), ("f2", 1e-2)])
-@pytest.mark.parametrize("name", [*CAUSAL, *RECURRENT])
+@pytest.mark.parametrize("name", [*CAUSAL, *RECURRENT, "hybrid"])
 def test_dtypes(name, dtype, bound):
     d = Data(dtype)
     o = generate(ALL[name], d, PARTS["prompt"], la.Cache())
     assert o.dtype == dtype and far(o, output(ALL[name](d))) < bound
 
 
-@pytest.mark.parametrize("name", ["softmax", "lla", "kda"])
+@pytest.mark.parametrize("name", ["softmax", "lla", "kda", "hybrid"])
 def test_tensors(name):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     from test_torch import Tensors
@@ -48,7 +48,8 @@ def test_tensors(name):
     for first, end in zip((0, 14, 15, 16), (14, 15, 16, T)):
         part = Tensors()
         for member, x in vars(d).items():
-            setattr(part, member, x[:, first:end] if isinstance(x, torch.Tensor) and x.dim() > 2 else x)
+            of_tokens = isinstance(x, torch.Tensor) and x.dim() > 2 and member != "z"
+            setattr(part, member, x[:, first:end] if of_tokens else x)
         parts.append(output(ALL[name](part, cache=cache)))
     assert (torch.cat(parts, 1) - output(ALL[name](d))).abs().max() < 1e-4
     if name == "softmax":
@@ -64,12 +65,16 @@ def test_results_beside_o():
     )
     assert lse.shape == info.shape == (B, 1, 4)
     cache = la.Cache()
+    for first, end in (0, 9), (9, 10):
+        o, info = ALL["hybrid"](cut(d, first, end), return_info=True, cache=cache)
+        assert info.shape == o.shape[:3] and not info["code"].any()
+    cache = la.Cache()
     _, none = la.gla(d.q, d.k, d.v, d.gk, cache=cache)
     _, state = la.gla(d.q[:, :1], d.k[:, :1], d.v[:, :1], d.gk[:, :1], cache=cache, output_final_state=True)
     assert none is None and state is cache.state
 
 
-@pytest.mark.parametrize("name", ["lla", "gated_delta"])
+@pytest.mark.parametrize("name", ["lla", "gated_delta", "hybrid"])
 def test_kept_whole(name):
     d, cache = Data("f4"), la.Cache()
     ALL[name](cut(d, 0, 9), cache=cache)
@@ -86,13 +91,14 @@ def test_crop_and_reorder():
     part = cut(d, 9, 10)
     o = la.softmax_attention(part.q[::-1], part.k[::-1], part.v[::-1], cache=cache)
     assert far(o[::-1], la.softmax_attention(d.q, d.k, d.v)[:, 9:10]) < 1e-5
-    cache = la.Cache()
-    ALL["kda"](cut(d, 0, 9), cache=cache)
-    cache.reorder(np.array([1, 1]))
-    o = output(ALL["kda"](cut(d, 9, T), cache=cache))
-    # The second sequence goes on from its own state, the first does not.
-    want = output(ALL["kda"](d))[:, 9:]
-    assert far(o[1], want[1]) < 1e-4 and far(o[0], want[0]) > 1e-2
+    for name in "kda", "hybrid":
+        cache = la.Cache()
+        ALL[name](cut(d, 0, 9), cache=cache)
+        cache.reorder(np.array([1, 1]))
+        o = output(ALL[name](cut(d, 9, T), cache=cache))
+        # The second sequence goes on from its own state, the first does not.
+        want = output(ALL[name](d))[:, 9:]
+        assert far(o[1], want[1]) < 1e-4 and far(o[0], want[0]) > 1e-2
 
 
 def test_refused():

@@ -44,6 +44,36 @@ def test_a_cache_has_the_tokens_before(name):
         near(torch.cat(parts, 1), layer(x).cpu())
 
 
+def test_a_hybrid_goes_on_from_its_state():
+    d, cache = Tensors().to(lambda x: x.cuda()), la.Cache()
+    parts = []
+    with torch.no_grad():
+        for a, b in (0, 12), (12, 13), (13, 23):
+            part = Tensors().to(lambda x: x.cuda())
+            part.q, part.k, part.v = (x[:, a:b] for x in (d.q, d.k, d.v))
+            parts.append(ALL["hybrid"](part, cache=cache))
+    near(torch.cat(parts, 1), ALL["hybrid"](Tensors()))
+
+
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_a_scale_that_is_learnt(place):
+    d, on = Tensors(differentiable=True), Tensors().to(lambda x: x.cuda().requires_grad_())
+    on.scale = on.scale.detach().to(place).requires_grad_()
+    for x in d, on:
+        output(ALL["ssd_scale"](x)).square().sum().backward()
+    assert on.scale.grad.device.type == place and on.scale.grad.shape == ()
+    assert abs(float(on.scale.grad) - float(d.scale.grad)) < 2e-3 * (1 + abs(float(d.scale.grad)))
+
+
+def test_what_a_plan_says():
+    q = torch.zeros((1, 512, 8, 64), dtype=torch.bfloat16, device="cuda")
+    found = la.plan(la.softmax_attention, q, q, q)
+    assert (
+        found.kernel in (row.name for row in la.kernels() if row.backend == "cuda")
+        and found.fallback != found.kernel
+    )
+
+
 @pytest.mark.parametrize("name", ["softmax", "lla_token", "gated_delta", "features_all", "over_mesa"])
 def test_a_graph_of_a_forward_and_its_backward(name):
     d = Tensors(tokens=64).to(lambda x: x.cuda().requires_grad_())

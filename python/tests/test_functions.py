@@ -42,10 +42,24 @@ class Data:
         self.fixed = [real(rng.standard_normal((H, K))), real(balance)]
         self.fixed.append(real(np.linalg.inv(balance).swapaxes(1, 2)))
         self.gain = real(rng.standard_normal(H))
+        self.scale = real(np.array(0.6))
 
     def features(self):
         shift, balance, balance_keys = self.fixed
         return dict(log_alpha=self.log_alpha, shift=shift, balance=balance, balance_keys=balance_keys)
+
+
+def keys_of(d, b, h, i, w=None, beta=None):
+    """The keys of a row's head; with w and beta as its query sees them."""
+    g = h // (H // d.k.shape[2])
+    k = d.k[b, :, g]
+    if w is None:
+        return k
+    turned, at = k.copy(), i + len(k) - d.q.shape[1]
+    for j in range(at + 1):
+        for t in range(j + 1, at + 1):
+            turned[j] -= beta[b, t, g] * w[b, t, g] * (w[b, t, g] @ turned[j])
+    return turned
 
 
 def scores(
@@ -65,17 +79,8 @@ def scores(
     beta=None,
 ):
     """Scores of the keys of one row, -inf where they are not seen."""
-    q, k = d.q[b, i, h], d.k[b, :, h // (H // d.k.shape[2])]
+    q, k = d.q[b, i, h], keys_of(d, b, h, i, w, beta)
     at = i + len(k) - d.q.shape[1]
-    if w is not None:
-        turned = k.copy()
-        for j in range(at + 1):
-            x = turned[j]
-            for t in range(j + 1, at + 1):
-                wt = w[b, t, h // (H // d.k.shape[2])]
-                x = x - beta[b, t, h // (H // d.k.shape[2])] * wt * (wt @ x)
-            turned[j] = x
-        k = turned
     s = scale * k @ q if score == "dot" else -scale / 2 * ((q - k) ** 2).sum(-1)
     if soft_cap:
         s = soft_cap * np.tanh(s / soft_cap)
@@ -103,7 +108,8 @@ def local(d, kind="softmax", ridge=0.1, unit="normalised", sink=None, **options)
         mass = e.sum() + (np.exp(sink[h] - top) if sink is not None else 0)
         p = e / mass
         lse[b, i, h] = top + np.log(mass)
-        k, v = (x[b, :, h // (H // d.k.shape[2])] for x in (d.k, d.v))
+        k = keys_of(d, b, h, i, options.get("w"), options.get("beta"))
+        v = d.v[b, :, h // (H // d.v.shape[2])]
         mean = p @ k
         rho = np.zeros(K)
         if kind == "parallax":
@@ -222,6 +228,18 @@ LOCAL = {
     "lla_head": (lambda d, **o: la.lla(d.q, d.k, d.v, d.ridge[0], **o), 0),
     "lla_token": (lambda d, **o: la.lla(d.q, d.k, d.v, d.ridge[1], **o), 1),
     "lla_channel": (lambda d, **o: la.lla(d.q, d.k, d.v, d.ridge[2], **o), 2),
+    "lla_scale": (
+        lambda d, **o: la.lla(d.q, d.k, d.v, 0.3, d.scale, **o),
+        lambda d: dict(kind="lla", ridge=0.3, scale=d.scale),
+    ),
+    "lla_path": (
+        lambda d, **o: la.lla(d.q, d.k, d.v, w=d.w, beta=d.beta_kv, **o),
+        lambda d: dict(kind="lla", w=d.w, beta=d.beta_kv),
+    ),
+    "parallax_path": (
+        lambda d, **o: la.parallax(d.q, d.k, d.v, d.probe, g=d.g, w=d.w, beta=d.beta_kv, **o),
+        lambda d: dict(kind="parallax", g=d.g, w=d.w, beta=d.beta_kv),
+    ),
 }
 RECURRENT = {
     "linear": (
@@ -239,6 +257,14 @@ RECURRENT = {
     "retention_g": (lambda d, **o: la.retention(d.q, d.k, d.v, -d.slope, **o), lambda d: dict(g=-d.slope)),
     "ssd": (lambda d, **o: la.ssd(d.q, d.k, d.v, d.g, d.beta, **o), lambda d: dict(g=d.g, beta=d.beta)),
     "gla": (lambda d, **o: la.gla(d.q, d.k, d.v, d.gk, **o), lambda d: dict(g=d.gk)),
+    "gla_unit": (
+        lambda d, **o: la.gla(d.q, d.k, d.v, d.gk, feature_map="unit", **o),
+        lambda d: dict(g=d.gk, features=unit),
+    ),
+    "ssd_scale": (
+        lambda d, **o: la.ssd(d.q, d.k, d.v, d.g, d.beta, d.scale, feature_map="elu", **o),
+        lambda d: dict(g=d.g, beta=d.beta, scale=d.scale, features=elu),
+    ),
     "delta": (
         lambda d, **o: la.delta_rule(d.q, d.k, d.v, d.beta, use_qk_l2norm_in_kernel=True, **o),
         lambda d: dict(beta=d.beta, delta=True, features=unit),
@@ -300,9 +326,7 @@ FEATURES = {
     ),
 }
 HYBRID = {
-    "hybrid": lambda d, **o: la.hybrid_attention(
-        d.q, d.k, d.v, d.z, 2, 5, gain=d.gain, **d.features(), **o
-    ),
+    "hybrid": lambda d, **o: la.hybrid_attention(d.q, d.k, d.v, d.z, 2, 5, gain=d.gain, **d.features(), **o),
 }
 ALL = {name: call for table in (LOCAL, RECURRENT, OVER) for name, (call, _) in table.items()} | FEATURES
 # Those that may be packed, and have results beside o.
@@ -315,6 +339,8 @@ def local_options(d, expected):
         return dict(kind="lla", ridge=d.ridge[expected])
     if isinstance(expected, dict):
         return expected
+    if callable(expected):
+        return expected(d)
     names = (expected,) if isinstance(expected, str) else expected
     return {name.removesuffix("_kv"): getattr(d, name) for name in names}
 
@@ -375,6 +401,8 @@ def test_bfloat16():
 
 def strange(x, how):
     """The same numbers, otherwise in memory."""
+    if x.ndim == 0:
+        return x
     if how == "fortran":
         return np.asfortranarray(x)
     if how == "backwards":
@@ -506,6 +534,10 @@ def test_listing():
     assert all(row.available for row in rows if row.backend == "reference")
     named = {m.name: m for m in la.mechanisms()}
     assert named["mesa"].ridge and named["kda"].log_decay == "channel" and named["delta"].beta_most == 2
+    assert named["lla"].probe is False and named["parallax"].probe and named["softmax"].sink
+    assert named["mesa"].ridge_positive and named["mesa"].ridge_axes == ("number", "head", "head-channel")
+    assert named["lla"].ridge_units == ("normalised", "max", "trace") and named["kda"].delta
+    assert la.ROW_CODES == ("solved", "empty", "singular") and la.SOLVERS[1] == "cg"
     assert named["lla"].family == "local" and named["gla"].normalize and not named["gla"].beta
 
 

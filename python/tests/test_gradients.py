@@ -60,7 +60,7 @@ def member_of(d, argument, grad, name):
         # -slope of a case is its own array, and RetNet's decay is none of the data's.
         return None if name.startswith("retention") else "g" if grad.ndim == 3 else "gk"
     if argument == "beta":
-        return "beta_kv" if name.startswith("path") else "beta"
+        return "beta_kv" if "path" in name else "beta"
     return {"sink_bias": "sink"}.get(argument, argument)
 
 
