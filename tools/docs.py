@@ -194,6 +194,11 @@ def directive(kind, name, *options):
     )
 
 
+def described(kind, name, text):
+    """What no docstring says: of C, or a constant."""
+    return f"```{{eval-rst}}\n.. py:{kind}:: {name}\n\n   {text}\n```\n"
+
+
 def documented(name, is_tuple=False):
     if not name.rpartition(".")[2][0].isupper():
         return directive("autofunction", name)
@@ -215,12 +220,15 @@ def python_reference():
         text = source_of(module)
         # By their place in the module, softmax first; the fields of a tuple are in its signature.
         for name in sorted(
-            groups[module], key=lambda name: re.search(rf"^(def|class) {name}\b|\Z", text, re.M).start()
+            groups[module], key=lambda name: re.search(rf"^((def|class) )?{name}\b|\Z", text, re.M).start()
         ):
-            out.append(documented(f"loam_attn.{name}", f"class {name}(NamedTuple)" in text))
+            if name.isupper():
+                out.append(described("data", f"loam_attn.{name}", re.search(f"#: (.*)\n{name}", text)[1]))
+            else:
+                out.append(documented(f"loam_attn.{name}", f"class {name}(NamedTuple)" in text))
     out.append("## Threads\n")
     for name, text in threads().items():
-        out.append(f"```{{eval-rst}}\n.. py:function:: loam_attn.{name}\n\n   {text}\n```\n")
+        out.append(described("function", f"loam_attn.{name}", text))
     done = {module.rpartition(".")[2] for module in groups}
     others = [path for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
     for path in sorted(others):

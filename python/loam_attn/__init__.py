@@ -38,7 +38,15 @@ from loam_attn import _core
 from loam_attn._core import get_num_threads, set_num_threads
 from loam_attn.cache import Cache
 from loam_attn.gradients import vjp
-from loam_attn.listing import Kernel, Mechanism, cpu_features, kernels, mechanisms
+from loam_attn.listing import (
+    ROW_CODES,
+    SOLVERS,
+    Kernel,
+    Mechanism,
+    cpu_features,
+    kernels,
+    mechanisms,
+)
 from loam_attn.local import (
     forgetting_attention,
     hybrid_attention,
@@ -64,9 +72,6 @@ from loam_attn.recurrent import (
 from loam_attn.regression import Regressor
 
 __version__: str = _core.version
-# Names of info's `code` and `solver`.
-ROW_CODES: tuple[str, ...] = _core.row_codes
-SOLVERS: tuple[str, ...] = _core.solvers
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_core.forked)
 __all__ = [

@@ -7,6 +7,11 @@ from typing import NamedTuple
 
 from loam_attn import _core
 
+#: Names of the codes of rows in info.
+ROW_CODES: tuple[str, ...] = _core.row_codes
+#: Names of the solvers in info.
+SOLVERS: tuple[str, ...] = _core.solvers
+
 
 class Kernel(NamedTuple):
     """A row of the registry. A function takes its name as `backend`, and then runs it and no other."""
