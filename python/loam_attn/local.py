@@ -6,6 +6,8 @@ Shapes, dtypes and the options that functions share: help(loam_attn).
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from loam_attn._run import run as _run
@@ -35,7 +37,7 @@ def softmax_attention(
     return_lse: bool = False,
     return_weights: bool = False,
     return_info: bool = False,
-) -> Array | tuple[Array, ...]:
+) -> Any:
     """Softmax attention: fits a constant around each query.
 
     q [B, T, HQ, K], k [B, S, H, K], v [B, S, H, V], HQ a multiple of H -> o [B, T, HQ, V]. Query i sees
@@ -99,7 +101,7 @@ def parallax(
     return_probe: bool = False,
     return_weights: bool = False,
     return_info: bool = False,
-) -> Array | tuple[Array, ...]:
+) -> Any:
     """Parallax: softmax attention with a correction by `probe`, the slope of a line that is given.
 
     probe [B, T, HQ, K]; w and beta as in path_attention, all else as in softmax_attention. o_i = sum_j p_ij
@@ -165,7 +167,7 @@ def lla(
     return_probe: bool = False,
     return_weights: bool = False,
     return_info: bool = False,
-) -> Array | tuple[Array, ...]:
+) -> Any:
     """Local Linear Attention: fits an affine function around each query, by a solve for each row.
 
     ridge >= 0 is a number (None: 0.1), or [HQ], [B, T, HQ] or [B, T, HQ, K]; ridge_unit is what it is
@@ -228,7 +230,7 @@ def forgetting_attention(
     return_lse: bool = False,
     return_weights: bool = False,
     return_info: bool = False,
-) -> Array | tuple[Array, ...]:
+) -> Any:
     """Forgetting attention (FoX): softmax whose scores decay by the gates between key and query.
 
     g [B, S, HQ] adds its sum over tokens j + 1 .. i to the score of query i and key j. Causal; all else as in
@@ -279,7 +281,7 @@ def path_attention(
     return_lse: bool = False,
     return_weights: bool = False,
     return_info: bool = False,
-) -> Array | tuple[Array, ...]:
+) -> Any:
     """PaTH attention: softmax whose keys are reflected by the tokens between, I - beta w w^T of each.
 
     w [B, S, H, K] of length 1 (or 0: no reflection), beta [B, S, H] in 0 .. 2; g [B, S, HQ] as in
@@ -345,7 +347,7 @@ def interpolation(
     return_probe: bool = False,
     return_weights: bool = False,
     return_info: bool = False,
-) -> tuple[Array | None, ...]:
+) -> tuple[Any, ...]:
     """Local attention on what a recurrence leaves over: o_i = sum_j p_ij (v_j - W_i k_j) + W_i q_i, with W_i
     the linear map that the recurrence `linear` has after token i.
 
@@ -419,7 +421,7 @@ def hybrid_attention(
     cache: Cache | None = None,
     backend: str | None = None,
     return_info: bool = False,
-) -> Array | tuple[Array, ...]:
+) -> Any:
     """Softmax attention that is exact for the first `sinks` tokens and the last `window_size`, and estimated
     by positive random features for all between, under one normaliser.
 

@@ -31,7 +31,7 @@ class Part:
         _run.plain(_core.part_merge, self._mechanism, given)
         return Part(self._mechanism, self._values, states)
 
-    def finish(self, **wanted: bool) -> Array | tuple[Array, ...]:
+    def finish(self, **wanted: bool) -> Any:
         """o, and what is wanted of return_lse, return_probe and return_info; of all keys."""
         given = {**self._values, **wanted, "states": self.array}
         return _run.plain(_core.part_finish, self._mechanism, given)

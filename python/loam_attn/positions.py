@@ -21,7 +21,7 @@ def rope(
     base: float = 10000.0,
     interleaved: bool = False,
     inverse: bool = False,
-) -> Array:
+) -> Any:
     """RoPE: turns plane c of token t by the angle position_t base^(-2 c / dim).
 
     x [B, T, H, K], of queries or keys -> the same. positions [T] or [B, T], int64; None: offset + t. The

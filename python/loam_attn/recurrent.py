@@ -6,6 +6,8 @@ Shapes, dtypes and the options that functions share: help(loam_attn).
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from loam_attn._run import run as _run
@@ -39,7 +41,7 @@ def linear_attention(
     cache: Cache | None = None,
     backend: str | None = None,
     return_info: bool = False,
-) -> tuple[Array | None, ...]:
+) -> tuple[Any, ...]:
     """Linear attention: S_t = S_{t-1} + v_t k_t^T, o_t = S_t q_t, over (sum of keys) . q with `normalize`.
 
     q, k [B, T, H, K], v [B, T, HV, V], HV a multiple of H -> (o [B, T, HV, V], state). feature_map, of q
@@ -100,7 +102,7 @@ def retention(
     cache: Cache | None = None,
     backend: str | None = None,
     return_info: bool = False,
-) -> tuple[Array | None, ...]:
+) -> tuple[Any, ...]:
     """Retention (RetNet): linear attention with a fixed decay of each head.
 
     g [HV]; None: log(1 - 2^(-5 - h)), RetNet's. feature_map "identity", "elu" or "unit", as of all below;
@@ -148,7 +150,7 @@ def ssd(
     cache: Cache | None = None,
     backend: str | None = None,
     return_info: bool = False,
-) -> tuple[Array | None, ...]:
+) -> tuple[Any, ...]:
     """State space duality (Mamba-2): S_t = e^{g_t} S_{t-1} + beta_t v_t k_t^T.
 
     g [B, T, HV], beta [B, T, HV] >= 0 (Mamba's Delta). Shapes and results as of linear_attention.
@@ -195,7 +197,7 @@ def gla(
     cache: Cache | None = None,
     backend: str | None = None,
     return_info: bool = False,
-) -> tuple[Array | None, ...]:
+) -> tuple[Any, ...]:
     """Gated linear attention: S_t = S_{t-1} Diag(e^{g_t}) + v_t k_t^T, a decay for each channel.
 
     g [B, T, HV, K]. Shapes and results as of linear_attention.
@@ -242,7 +244,7 @@ def delta_rule(
     cache: Cache | None = None,
     backend: str | None = None,
     return_info: bool = False,
-) -> tuple[Array | None, ...]:
+) -> tuple[Any, ...]:
     """DeltaNet: S_t = S_{t-1} (I - beta_t k_t k_t^T) + beta_t v_t k_t^T.
 
     beta [B, T, HV] in 0 .. 2; keys should have length 1, which use_qk_l2norm_in_kernel gives them and q.
@@ -288,7 +290,7 @@ def gated_delta_rule(
     cache: Cache | None = None,
     backend: str | None = None,
     return_info: bool = False,
-) -> tuple[Array | None, ...]:
+) -> tuple[Any, ...]:
     """Gated DeltaNet: the delta rule on a state that decays, S_{t-1} e^{g_t}.
 
     g [B, T, HV]; all else as in delta_rule.
@@ -335,7 +337,7 @@ def kda(
     cache: Cache | None = None,
     backend: str | None = None,
     return_info: bool = False,
-) -> tuple[Array | None, ...]:
+) -> tuple[Any, ...]:
     """Kimi delta attention: the delta rule on a state whose channels decay each by its own gate.
 
     g [B, T, HV, K]; all else as in delta_rule.
@@ -383,7 +385,7 @@ def mesa(
     cache: Cache | None = None,
     backend: str | None = None,
     return_info: bool = False,
-) -> tuple[Array | None, ...]:
+) -> tuple[Any, ...]:
     """MesaNet: reads with the minimiser of the regularised, decayed squared error, o = S (H + ridge)^-1 q.
 
     H_t = e^{g_t} H_{t-1} + beta_t k_t k_t^T. g, beta [B, T, HV]; ridge > 0 is a number (None: 0.1), [HV] or
