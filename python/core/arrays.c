@@ -31,7 +31,13 @@ static bool look_at(const call *c, PyObject *tensor, dl_tensor *to)
     return to->axes <= SHOWN && (to->stride || to->axes == 0);
 }
 
-/* The device of tensors, and what torch.empty is told. */
+/* Where q is, for those who have to name it. */
+PyObject *device_of(call *c)
+{
+    if (!c->device) c->device = PyObject_GetAttr(c->value[Q], c->module->attribute.device);
+    return c->device;
+}
+
 static bool read_device(call *c)
 {
     const attributes *name = &c->module->attribute;
@@ -41,9 +47,21 @@ static bool read_device(call *c)
     Py_DECREF(cuda);
     dl_tensor q;
     if (look_at(c, c->value[Q], &q)) c->device_kind = q.device_kind, c->device_index = q.device;
-    c->device = PyObject_GetAttr(c->value[Q], name->device);
-    return c->device && (c->empty_options = PyDict_New()) &&
-           PyDict_SetItem(c->empty_options, name->device, c->device) == 0;
+    return true;
+}
+
+/* A tensor like none of the arguments. */
+static PyObject *make_tensor(call *c, PyObject *sizes, PyObject *element)
+{
+    const attributes *name = &c->module->attribute;
+    PyObject *device = device_of(c), *args = device ? PyTuple_Pack(1, sizes) : NULL,
+             *options = args ? PyDict_New() : NULL, *made = NULL;
+    if (options && PyDict_SetItem(options, name->device, device) == 0 &&
+        PyDict_SetItem(options, name->dtype, element) == 0)
+        made = PyObject_Call(c->maker->empty, args, options);
+    Py_XDECREF(args);
+    Py_XDECREF(options);
+    return made;
 }
 
 /* Bytes of an element of tensors, and whether DLPack says the same of `x`. */
@@ -137,14 +155,15 @@ static bool read_sizes(PyObject *tuple, Py_ssize_t *to, Py_ssize_t factor)
     return n >= 0 && !PyErr_Occurred();
 }
 
-static bool check_device(const call *c, int i)
+static bool check_device(call *c, int i)
 {
     PyObject *device = PyObject_GetAttr(c->value[i], c->module->attribute.device);
     if (!device) return false;
-    const int equal = PyObject_RichCompareBool(device, c->device, Py_EQ);
+    PyObject *expected = device_of(c);
+    const int equal = expected ? PyObject_RichCompareBool(device, expected, Py_EQ) : -1;
     if (equal == 0)
         PyErr_Format(PyExc_ValueError, "%s: on device %S, expected %S, where q is", PARAMETERS[i].name,
-                     device, c->device);
+                     device, expected);
     Py_DECREF(device);
     return equal == 1;
 }
@@ -247,24 +266,49 @@ static void *data_of(const call *c, PyObject *made)
     return data;
 }
 
+static bool is_like_q(const call *c, const Py_ssize_t *shape, int axes, PyObject *element)
+{
+    const Py_ssize_t *size = c->size;
+    return c->q_is_dense && element == c->element && axes == 4 && shape[0] == size['B'] &&
+           shape[1] == size['T'] && shape[2] == size['H'] && shape[3] == size['K'];
+}
+
 PyObject *make_array(call *c, const Py_ssize_t *shape, int axes, PyObject *element, void **data)
 {
-    PyObject *sizes = PyTuple_New(axes), *made = NULL;
+    if (is_tensors(c) && is_like_q(c, shape, axes, element)) {
+        PyObject *like = PyObject_CallFunctionObjArgs(c->maker->empty_like, c->value[Q], NULL);
+        if (like) *data = data_of(c, like);
+        return like;
+    }
+    PyObject *sizes = PyTuple_New(axes), *made;
     for (int a = 0; sizes && a < axes; a++)
         PyTuple_SetItem(sizes, a, PyLong_FromSsize_t(shape[a]));
     if (!sizes) return NULL;
-    if (is_tensors(c)) {
-        PyObject *args = PyTuple_Pack(1, sizes);
-        if (args && PyDict_SetItem(c->empty_options, c->module->attribute.dtype, element) == 0)
-            made = PyObject_Call(c->maker->empty, args, c->empty_options);
-        Py_XDECREF(args);
-    } else {
-        made = PyObject_CallFunctionObjArgs(c->maker->empty, sizes, element, NULL);
-    }
+    made = is_tensors(c) ? make_tensor(c, sizes, element)
+                         : PyObject_CallFunctionObjArgs(c->maker->empty, sizes, element, NULL);
     Py_DECREF(sizes);
     if (made) *data = data_of(c, made);
     if (made && PyErr_Occurred()) Py_CLEAR(made);
     return made;
+}
+
+PyObject *make_bytes(call *c, size_t bytes, void **data)
+{
+    const size_t each = c->problem.dtype == LOAM_F64 ? 8 : c->problem.dtype == LOAM_F32 ? 4 : 2;
+    PyObject *count = PyLong_FromSize_t(bytes / each + (bytes % each != 0));
+    if (!count) return NULL;
+    PyObject *made = PyObject_CallMethodObjArgs(c->value[Q], c->module->attribute.new_empty, count, NULL);
+    Py_DECREF(count);
+    if (made) *data = data_of(c, made);
+    return made;
+}
+
+bool hold_bytes(call *c, int i, array *to)
+{
+    PyObject *dtype = dtype_of(c, i);
+    if (!dtype) return false;
+    Py_DECREF(dtype);
+    return hold_array(c, i, dtype == c->element ? c->element : c->maker->bytes, to);
 }
 
 PyObject *swap_last_axes(const call *c, PyObject *state)
@@ -292,7 +336,6 @@ void let_go(call *c)
     if (!c->on_device) free(c->work);
     Py_XDECREF(c->element);
     Py_XDECREF(c->device);
-    Py_XDECREF(c->empty_options);
 }
 
 /* Whether a tensor is among the inputs that requires a gradient, -1 after an error; `names` gets those of all

@@ -14,7 +14,7 @@ static bool read_saved(call *c)
         return c->args.saved;
     }
     array x;
-    if (!hold_array(c, SAVED_IN, c->maker->bytes, &x)) return false;
+    if (!hold_bytes(c, SAVED_IN, &x)) return false;
     memcpy(&c->args.saved, &x.data, sizeof x.data);
     return true;
 }
@@ -88,7 +88,7 @@ static bool choose_backend(call *c)
     }
     if (c->on_device && *backend != LOAM_BACKEND_AUTO && *backend != LOAM_BACKEND_CUDA) {
         PyErr_Format(PyExc_ValueError, "backend: %R, expected one of auto, cuda: tensors are on %S",
-                     c->value[BACKEND], c->device);
+                     c->value[BACKEND], device_of(c));
         return false;
     }
     if (c->on_device) *backend = LOAM_BACKEND_CUDA;
@@ -178,8 +178,7 @@ bool make_work(call *c, size_t bytes)
     if (!bytes) return true;
     if (c->on_device) {
         /* Of PyTorch's allocator, which gives it to the same stream again. */
-        const Py_ssize_t shape[] = { (Py_ssize_t)bytes };
-        c->contiguous[O] = make_array(c, shape, 1, c->maker->bytes, &c->work);
+        c->contiguous[O] = make_bytes(c, bytes, &c->work);
         return c->contiguous[O];
     }
     c->work = aligned_alloc(LOAM_ALIGN, bytes);

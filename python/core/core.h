@@ -122,6 +122,7 @@ typedef struct cached_plan {
 typedef struct maker {
     PyObject *type;       /* numpy.ndarray, torch.Tensor; NULL: PyTorch is not in use */
     PyObject *empty;      /* numpy.empty, torch.empty */
+    PyObject *empty_like; /* torch.empty_like; NumPy: NULL */
     PyObject *element[4]; /* dtypes by loam_dtype; bfloat16 of NumPy: NULL, it is ml_dtypes' */
     PyObject *int32, *int64, *bytes;
     PyObject *row_info; /* dtype of info: loam_row_info; PyTorch: int32, of which a row has four */
@@ -130,7 +131,7 @@ typedef struct maker {
 /* Attributes of arrays, interned. */
 typedef struct attributes {
     PyObject *dtype, *device, *is_cuda, *shape, *stride, *data_ptr, *contiguous, *transpose, *swapaxes,
-        *requires_grad;
+        *requires_grad, *new_empty;
 } attributes;
 
 typedef struct module_state {
@@ -169,8 +170,9 @@ typedef struct call {
     int64_t sinks, window;
     loam_hybrid_args hybrid_args;
     PyObject *value[COUNT];
-    PyObject *element, *device, *empty_options; /* of q; the keywords of torch.empty */
-    int32_t device_kind, device_index;          /* of q, where DLPack has said it */
+    PyObject *element, *device;        /* of q; the second once it was asked for */
+    bool q_is_dense;                   /* in the order of its axes */
+    int32_t device_kind, device_index; /* of q, where DLPack has said it */
     Py_ssize_t size[128];
     const char *axes[COUNT];
     Py_buffer buffer[COUNT];
@@ -208,10 +210,15 @@ void write_shape(char text[static 96], const call *c, const char *axes, const Py
 
 /* arrays.c: what NumPy and PyTorch do each in their way. */
 bool read_element(call *c); /* the kind of arrays, and their dtype and device */
+PyObject *device_of(call *c);
 bool hold_array(call *c, int i, PyObject *element, array *to);
 bool make_contiguous(call *c, int i, PyObject *element, array *to);
 /* A new dense array; `*data` is where it lies. */
 PyObject *make_array(call *c, const Py_ssize_t *shape, int axes, PyObject *element, void **data);
+/* A tensor of so many bytes or a few more, of q's dtype, which PyTorch makes in half the time. */
+PyObject *make_bytes(call *c, size_t bytes, void **data);
+/* A tensor that make_bytes or a caller of its own made: of q's dtype, or of bytes. */
+bool hold_bytes(call *c, int i, array *to);
 PyObject *swap_last_axes(const call *c, PyObject *state);
 void let_go(call *c);
 PyObject *differentiable(PyObject *module, PyObject *values);

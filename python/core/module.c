@@ -59,6 +59,7 @@ static PyObject *use_torch(PyObject *module, PyObject *torch)
     for (int i = 0; i < 4; i++)
         new.element[i] = PyObject_GetAttrString(torch, names[i]);
     new.empty = PyObject_GetAttrString(torch, "empty");
+    new.empty_like = PyObject_GetAttrString(torch, "empty_like");
     new.int32 = PyObject_GetAttrString(torch, "int32");
     new.row_info = PyObject_GetAttrString(torch, "int32");
     new.int64 = PyObject_GetAttrString(torch, "int64");
@@ -72,7 +73,7 @@ static PyObject *use_torch(PyObject *module, PyObject *torch)
 
 static void free_maker(maker *m)
 {
-    PyObject *owned[] = { m->type, m->empty, m->int32, m->int64, m->bytes, m->row_info };
+    PyObject *owned[] = { m->type, m->empty, m->empty_like, m->int32, m->int64, m->bytes, m->row_info };
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         Py_XDECREF(owned[i]);
     for (int i = 0; i < 4; i++)
@@ -98,8 +99,9 @@ static bool intern_names(module_state *state)
 {
     for (int i = 0; i < COUNT; i++)
         if (!(state->names[i] = PyUnicode_InternFromString(PARAMETERS[i].name))) return false;
-    static const char *const names[] = { "dtype",    "device",     "is_cuda",   "shape",    "stride",
-                                         "data_ptr", "contiguous", "transpose", "swapaxes", "requires_grad" };
+    static const char *const names[] = { "dtype",    "device",        "is_cuda",    "shape",
+                                         "stride",   "data_ptr",      "contiguous", "transpose",
+                                         "swapaxes", "requires_grad", "new_empty" };
     PyObject **attribute = (PyObject **)&state->attribute;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!(attribute[i] = PyUnicode_InternFromString(names[i]))) return false;

@@ -31,8 +31,9 @@ static void free_saved(PyObject *capsule) { free(PyCapsule_GetPointer(capsule, "
 /* What a forward keeps for its backward: a tensor of bytes, or memory in a capsule. */
 static bool make_saved(call *c, size_t bytes)
 {
-    if (bytes && !PyBool_Check(c->value[SAVED_OUT])) {
-        /* A size that the caller knows without a plan. */
+    /* A size that the caller knows without a plan. */
+    const bool is_told = bytes && !PyBool_Check(c->value[SAVED_OUT]);
+    if (is_told) {
         const size_t room = PyLong_AsSize_t(c->value[SAVED_OUT]);
         if (PyErr_Occurred()) return false;
         if (room < bytes) {
@@ -45,7 +46,8 @@ static bool make_saved(call *c, size_t bytes)
     void *data;
     if (is_tensors(c)) {
         const Py_ssize_t shape[] = { (Py_ssize_t)bytes };
-        c->out[SAVED_OUT] = make_array(c, shape, 1, c->maker->bytes, &data);
+        c->out[SAVED_OUT] = is_told ? make_array(c, shape, 1, c->maker->bytes, &data)
+                                    : make_bytes(c, bytes, &data);
         if (!c->out[SAVED_OUT]) return false;
     } else {
         data = aligned_alloc(LOAM_ALIGN, bytes);

@@ -48,6 +48,15 @@ static bool is_readable(const array *x, bool contiguous)
     return fits;
 }
 
+static bool is_dense(const array *x)
+{
+    Py_ssize_t stride = x->bytes;
+    bool dense = true;
+    for (int a = x->axes - 1; a >= 0; stride *= x->shape[a--])
+        dense = dense && x->stride[a] == stride;
+    return dense;
+}
+
 /* View of axes: where the strides go follows from their names. */
 static loam_const_view view_of(const void *data, const char *axes, const Py_ssize_t *stride, Py_ssize_t bytes)
 {
@@ -113,6 +122,7 @@ bool read_array(call *c, int i)
     if (!hold_array(c, i, element, &x)) return false;
     const char *axes = c->axes[i] = axes_of(c, i, x.axes);
     if (!read_shape(c, i, axes, &x)) return false;
+    if (i == Q) c->q_is_dense = is_dense(&x);
     const size_t n = strlen(axes);
     const bool contiguous = p->kind == REAL_VECTOR || (n && strchr("KDME", axes[n - 1]));
     if (!is_readable(&x, contiguous)) {

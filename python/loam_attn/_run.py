@@ -30,27 +30,35 @@ def asked(function: Callable[..., Any], q: Any, *args: Any, **options: Any) -> t
     return function(_Asked(q), *args, **options)
 
 
-def run(mechanism: str, cache: Any = None, **values: Any) -> Any:
+_tensors: Any = None
+
+
+def _torch() -> Any:
+    """The module of tensors, once there is PyTorch. Importing it again would take a part of a microsecond."""
+    global _tensors
+    if _tensors is None and "torch" in sys.modules:
+        import loam_attn._torch
+
+        _tensors = loam_attn._torch
+    return _tensors
+
+
+def run(mechanism: str, values: dict[str, Any], cache: Any = None) -> Any:
     if cache is not None:
         return cache.step(mechanism, values)
-    q = values["q"]
-    if isinstance(q, ndarray):
+    kind = type(values["q"])
+    if kind is ndarray:
         return _core.run(mechanism, values)
-    if isinstance(q, _Asked):
-        values["q"] = q.q
+    if kind is _Asked:
+        values["q"] = values["q"].q
         return mechanism, values
-    if "torch" in sys.modules:
-        # From the package it would take a microsecond of each call.
-        import loam_attn._torch as tensors
-
-        return tensors.run(mechanism, values)
-    return _core.run(mechanism, values)
+    tensors = _tensors or _torch()
+    return (tensors or _core).run(mechanism, values)
 
 
 def plain(pass_: Callable[..., Any], mechanism: str, values: dict[str, Any]) -> Any:
     """A pass of _core, without gradients."""
     if isinstance(values["q"], ndarray):
         return pass_(mechanism, values)
-    from loam_attn import _torch
-
-    return _torch.plain(pass_, mechanism, values)
+    tensors = _torch()
+    return tensors.plain(pass_, mechanism, values) if tensors else pass_(mechanism, values)

@@ -115,7 +115,7 @@ class Cache:
             if few:
                 given = {**values, **self._arrays, "keys": self._tokens}
                 return _run.plain(_core.decode, mechanism, given)
-            return _run.run(mechanism, **{**values, **self.arrays()})
+            return _run.run(mechanism, {**values, **self.arrays()})
         except BaseException:
             # A refused call leaves the cache as it was.
             self._tokens = before
