@@ -89,6 +89,22 @@ template <int THREADS> static __device__ __forceinline__ void named_barrier_arri
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
 }
 
+/* The same as named_barrier_sync; tells whether x is true in any of the threads. */
+template <int THREADS> static __device__ __forceinline__ bool named_barrier_or(int barrier, bool x)
+{
+    int any;
+    asm volatile("{\n"
+                 ".reg .pred own, all;\n"
+                 "setp.ne.b32 own, %1, 0;\n"
+                 "bar.red.or.pred all, %2, %3, own;\n"
+                 "selp.b32 %0, 1, 0, all;\n"
+                 "}\n"
+                 : "=r"(any)
+                 : "r"((int)x), "r"(barrier), "n"(THREADS)
+                 : "memory");
+    return any != 0;
+}
+
 /* ------------------------------------------------------------------ launches that overlap */
 
 /* Programmatic dependent launch: once every block has called this, the next kernel of the stream may start,
@@ -230,9 +246,10 @@ template <int TILES> static __device__ __forceinline__ void wgmma_results(float 
 #define WGMMA_REGISTERS_24 WGMMA_REGISTERS_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define WGMMA_REGISTERS_32 \
     WGMMA_REGISTERS_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define WGMMA_REGISTERS_48 \
+    WGMMA_REGISTERS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define WGMMA_REGISTERS_64 \
-    WGMMA_REGISTERS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-                       "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+    WGMMA_REGISTERS_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
 /* A product of SHAPE with operands of type T, bf16 or fp16; the rest are the operands of asm, of which number
  * ADD is the predicate that says whether d is added to. */
@@ -245,7 +262,7 @@ template <int TILES> static __device__ __forceinline__ void wgmma_results(float 
                      ".f32.bf16.bf16 " OPERANDS ";\n}\n" __VA_ARGS__)
 
 /* d (+)= A B^T over 16 columns, d = A B^T where `add` is 0. Both operands are read by rows from shared
- * memory; B has 32, 48, 64 or 128 rows. */
+ * memory; B has 32, 48, 64, 96 or 128 rows. */
 template <class T>
 static __device__ __forceinline__ void wgmma_rows(float (&d)[4][4], uint64_t a, uint64_t b, int add)
 {
@@ -267,6 +284,14 @@ static __device__ __forceinline__ void wgmma_rows(float (&d)[8][4], uint64_t a, 
 {
     WGMMA(T, "m64n64k16", "34", "{" WGMMA_REGISTERS_32 "}, %32, %33, p, 1, 1, 0, 0",
           : WGMMA_32(d)
+          : "l"(a), "l"(b), "r"(add));
+}
+
+template <class T>
+static __device__ __forceinline__ void wgmma_rows(float (&d)[12][4], uint64_t a, uint64_t b, int add)
+{
+    WGMMA(T, "m64n96k16", "50", "{" WGMMA_REGISTERS_48 "}, %48, %49, p, 1, 1, 0, 0",
+          : WGMMA_32(d), WGMMA_16(d, 8)
           : "l"(a), "l"(b), "r"(add));
 }
 

@@ -26,9 +26,9 @@ typedef struct tile_limits {
 
 static tile_limits tile_limits_of(const loam_problem *p)
 {
-    const tile_limits given_forward = { CUDA_MAX_DIM, true }, solved_forward = { 128, false },
-                      backward = { 0, false };
-    return p->pass != LOAM_FORWARD ? backward : p->mechanism == LOAM_LLA ? solved_forward : given_forward;
+    const tile_limits given = { CUDA_MAX_DIM, true }, solved_forward = { 128, false },
+                      solved_backward = { 0, false };
+    return p->mechanism != LOAM_LLA ? given : p->pass == LOAM_FORWARD ? solved_forward : solved_backward;
 }
 
 /* Scores there are products alone. */

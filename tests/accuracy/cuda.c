@@ -16,14 +16,13 @@ static const sample_kind kinds[] = { SAMPLE_NORMAL, SAMPLE_UNIT,     SAMPLE_ANIS
                                      SAMPLE_ROPE,   SAMPLE_LAYER_20, SAMPLE_LAYER_3 };
 enum { LENGTHS = 5, KINDS = 7, MOST_DIMS = 6 };
 
-/* Head dimensions, and whether there are gradients at them. */
+/* Head dimensions. */
 typedef struct sizes {
     int64_t dims[MOST_DIMS];
     int count;
-    bool gradients;
 } sizes;
 
-static const sizes trained = { { 64, 128 }, 2, true }, others = { { 32, 64, 80, 128, 192, 256 }, 6, false };
+static const sizes trained = { { 64, 128 }, 2 }, others = { { 32, 64, 80, 128, 192, 256 }, 6 };
 
 typedef struct variant {
     loam_mechanism mechanism;
@@ -42,8 +41,8 @@ typedef struct bounds {
     double of[PARTS];
 } bounds;
 
-/* A forward pass with a given probe. */
-static bounds bounds_of_half(void) { return (bounds){ { 1e-3 } }; }
+/* With a given probe. */
+static bounds bounds_of_half(void) { return (bounds){ { 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3 } }; }
 
 static bounds bounds_of_bf16(sample_kind kind, const variant *v)
 {
@@ -78,13 +77,11 @@ typedef struct line {
 } line;
 
 static void add_case(line *l, const char *isa, loam_dtype dtype, const variant *v, sample_kind kind,
-                     int64_t len, int64_t dim, bool gradients, const bounds *b)
+                     int64_t len, int64_t dim, const bounds *b)
 {
     sample s = sample_make(kind, dtype == LOAM_F32 ? GRID_F32 : GRID_HALVES, len > SHORT ? LONG_QUERIES : len,
                            len, dim, 1 / sqrt((double)dim), SEED);
-    question ask = {
-        .mechanism = v->mechanism, .dtype = LOAM_F64, .ridge = v->ridge, .gradients = gradients
-    };
+    question ask = { .mechanism = v->mechanism, .dtype = LOAM_F64, .ridge = v->ridge, .gradients = true };
     answer want = answer_make(&s, &ask);
     ask.dtype = dtype, ask.isa = isa;
     answer got = answer_make(&s, &ask);
@@ -111,7 +108,7 @@ static int one_line(table *t, const char *isa, loam_dtype dtype, const variant *
     line l = { .finite = true };
     for (int n = 0; n < LENGTHS; n++)
         for (int d = 0; d < of->count; d++)
-            add_case(&l, isa, dtype, v, kind, lengths[n], of->dims[d], of->gradients, &b);
+            add_case(&l, isa, dtype, v, kind, lengths[n], of->dims[d], &b);
     table_cell(t, "%s", sample_kind_name(kind));
     table_cell(t, "%s", v->name);
     for (int which = 0; which < PARTS; which++)
@@ -147,8 +144,7 @@ static int table_of_sizes(const char *isa, loam_dtype dtype)
     static const sample_kind of[] = { SAMPLE_NORMAL, SAMPLE_UNIT, SAMPLE_SHIFT_4, SAMPLE_ROPE };
     table *t = table_begin("data|mechanism|o|dq|dk|dv|dprobe|dridge|dscale|verdict");
     int beyond = 0;
-    printf("local_forward_%s, %s, the same with d in {32, 64, 80, 128, 192, 256}\n\n", isa,
-           loam_dtype_name(dtype));
+    printf("local_*_%s, %s, the same with d in {32, 64, 80, 128, 192, 256}\n\n", isa, loam_dtype_name(dtype));
     for (int kind = 0; kind < 4; kind++)
         for (int v = 0; v < VARIANTS; v++)
             if (variants[v].mechanism != LOAM_LLA)

@@ -56,9 +56,9 @@ void kernel_take_path(spec *s)
  * or 0 for 64 or 128 alone; float16. */
 static int64_t most_channels(const spec *s)
 {
-    return s->pass == LOAM_BACKWARD ? 0 : s->mechanism == LOAM_LLA ? 128 : 256;
+    return s->mechanism != LOAM_LLA ? 256 : s->pass == LOAM_BACKWARD ? 0 : 128;
 }
-static int takes_half(const spec *s) { return s->pass != LOAM_BACKWARD && s->mechanism != LOAM_LLA; }
+static int takes_half(const spec *s) { return s->mechanism != LOAM_LLA; }
 
 /* Any number of channels up to `most`. Bulk copies read rows at multiples of 8 numbers alone: most cases have
  * such rows, by their strides (layout_unit) or by their sizes. */

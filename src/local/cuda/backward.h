@@ -62,11 +62,12 @@ local_rows_fn local_row_sums_cuda;
 /* The two passes. Over rows: y, records and dq. Over keys: dk and dv. */
 local_adjoint_fn local_rows_cuda;
 local_rows_fn local_keys_cuda;
-/* The same on Hopper, for arrays that bulk copies can read: rows of LLA, rows of softmax and
- * Parallax, keys. */
+/* The same on Hopper, for arrays that bulk copies can read: rows of LLA; rows of softmax and Parallax, and
+ * the same for float16; keys to 128 channels, the same for float16, and keys to 256. */
 local_adjoint_fn local_rows_solved_hopper;
-local_rows_fn local_rows_given_hopper;
+local_rows_fn local_rows_given_hopper, local_rows_given_half_hopper;
 local_adjoint_fn local_keys_hopper;
+local_rows_fn local_keys_half_hopper, local_keys_shared_hopper;
 kernel_work_fn local_rows_solved_hopper_work, local_keys_hopper_work;
 
 #ifdef __cplusplus

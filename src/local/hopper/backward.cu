@@ -3,6 +3,7 @@
  * cannot read, which only the arguments tell, go to the kernels of cuda/. */
 #include "src/local/cuda/backward.h"
 #include "src/local/hopper/maps.cuh"
+#include "src/local/hopper/operand_fall.cuh"
 
 bool local_backward_hopper_reads(const loam_problem *p, const loam_args *a)
 {
@@ -11,11 +12,19 @@ bool local_backward_hopper_reads(const loam_problem *p, const loam_args *a)
            (p->mechanism != LOAM_PARALLAX || query_map_fits(p, &a->probe));
 }
 
-/* One pass after the other uses the workspace behind the arrays over rows. */
+/* One pass after the other uses the workspace behind these. */
+static row_arrays row_arrays_carve(const loam_problem *p, arena *pool)
+{
+    row_arrays rows = local_row_arrays_carve(p, pool);
+    if (p->dtype == LOAM_F16)
+        rows.state = (int32_t *)arena_take(pool, (size_t)key_falls(*p), sizeof(int32_t));
+    return rows;
+}
+
 size_t local_backward_hopper_work(const loam_problem *p)
 {
     arena pool = { NULL, 0 };
-    (void)local_row_arrays_carve(p, &pool);
+    (void)row_arrays_carve(p, &pool);
     const size_t rows = p->mechanism == LOAM_LLA ? local_rows_solved_hopper_work(p) : 0,
                  keys = local_keys_hopper_work(p),
                  with_bulk_copies = size_add(pool.used, rows > keys ? rows : keys),
@@ -23,15 +32,29 @@ size_t local_backward_hopper_work(const loam_problem *p)
     return with_bulk_copies > without_bulk_copies ? with_bulk_copies : without_bulk_copies;
 }
 
+/* Falls begin at 0 (operand_fall.cuh). */
+static loam_status clear_falls(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                               loam_error *error)
+{
+    return cuda_check(
+        cudaMemsetAsync(rows->state, 0, (size_t)key_falls(*p) * sizeof *rows->state, (cudaStream_t)a->stream),
+        "cudaMemsetAsync", error);
+}
+
 loam_status local_backward_hopper(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     if (!local_backward_hopper_reads(p, a)) return local_backward_cuda(p, a, error);
+    const bool f16 = p->dtype == LOAM_F16, wide = p->dim_qk > 128 || p->dim_v > 128;
     arena pool = { (char *)a->work, 0 };
-    const row_arrays rows = local_row_arrays_carve(p, &pool);
+    const row_arrays rows = row_arrays_carve(p, &pool);
     void *const memory = (char *)a->work + pool.used;
+    if (f16) TRY(clear_falls(p, a, &rows, error));
     TRY(p->mechanism == LOAM_LLA ? local_rows_solved_hopper(p, a, &rows, memory, error)
+        : f16                    ? local_rows_given_half_hopper(p, a, &rows, error)
                                  : local_rows_given_hopper(p, a, &rows, error));
-    TRY(local_keys_hopper(p, a, &rows, memory, error));
+    TRY(wide  ? local_keys_shared_hopper(p, a, &rows, error)
+        : f16 ? local_keys_half_hopper(p, a, &rows, error)
+              : local_keys_hopper(p, a, &rows, memory, error));
     TRY(local_row_sums_cuda(p, a, &rows, error));
     return loam_succeed(error);
 }

@@ -8,51 +8,93 @@
 #include "src/gpu/ring.cuh"
 #include "src/local/cuda/backward_key.cuh"
 #include "src/local/hopper/decay.cuh"
+#include "src/local/hopper/operand_fall.cuh"
 #include "src/local/hopper/solve.cuh"
 
 enum {
-    KEY_GROUPS = 2,
-    KEY_ROWS = KEY_GROUPS * TILE_SIDE,
+    KEY_GROUPS = 2, /* of consumers */
     KEY_THREADS = (KEY_GROUPS + 1) * 128,
-    KEY_STAGES = 4,
     KEY_SHORT = 1024 /* up to so many tokens thread blocks stay */
 };
 
 /* The tiles of a stage. */
 enum { TILE_Q, TILE_GRAD_O, TILE_RHO, TILE_Y };
 
-/* Terms: what a pair needs of its row besides products. lse to base 2; the centre of do . v + y . k;
- * 1 + rho . kbar; e. Where the unit of the ridge is the largest p, TERM_E is 0: e is for the key with this p
- * alone, which is TERM_PEAK, and e itself is TERM_PEAK_E. */
-enum { TERM_LSE, TERM_CENTRE, TERM_UNIT, TERM_E, TERM_PEAK, TERM_PEAK_E, TERMS };
+/* Terms: what a pair needs of its row besides products. lse to base 2, less key_raise; the centre of do . v
+ * + y . k; 1 + rho . kbar; e. Where the unit of the ridge is the largest p, TERM_E is 0: e is for the key
+ * with this p alone, which is TERM_PEAK, and e itself is TERM_PEAK_E. */
+enum { TERM_LSE, TERM_CENTRE, TERM_UNIT, TERM_E, GIVEN_TERMS, TERM_PEAK = GIVEN_TERMS, TERM_PEAK_E, TERMS };
 
-template <int DIM, int DIRECTIONS> struct key_shape {
-    static constexpr int queries = DIM == 64 ? 64 : 32; /* as many as registers allow */
+/* Weights p of float16 are raised by so many powers of 2: what then is smaller than 2^-38 is lost, where
+ * without it that would be 2^-24. */
+template <class T> constexpr float key_raise = is_half<T> ? 14.0f : 0.0f;
+
+/* Powers of two, at most 1, that hold operands of float16 within its range: factors of ds and p E, and of p
+ * (1 - u) where there is a probe. */
+struct key_folds {
+    float dk, dv;
+};
+
+/* Of a kernel: numbers of type T, tiles of DIM channels, what probe there is, scores that decay or do not. */
+template <class T, int DIM, int DIRECTIONS, bool DECAYED> struct key_shape {
+    typedef T type;
+    static constexpr int dim = DIM;
+    static constexpr bool decayed = DECAYED, probed = DIRECTIONS > NO_DIRECTION,
+                          solved = DIRECTIONS == SOLVED_PROBE, folded = is_half<T>;
+    /* The consumers share 64 keys, and one sums dk, the other dv: these do not fit the registers of one. */
+    static constexpr bool shared_keys = DIM > 128;
+    static constexpr int groups = shared_keys ? 1 : KEY_GROUPS; /* of 64 keys, in a block */
+    static constexpr int rows = groups * TILE_SIDE;
+    static constexpr int queries = DIM == 64 ? 64 : 32; /* of a tile; as many as registers allow */
     static constexpr int blocks = queries / 8, steps = queries / 16;
-    static constexpr int tiles = 2 + DIRECTIONS;
-    static constexpr int tile = DIM * queries;
-    static constexpr bool solved = DIRECTIONS == SOLVED_PROBE;
+    static constexpr int tiles = 2 + DIRECTIONS, terms = solved ? TERMS : GIVEN_TERMS;
+    static constexpr int tile = DIM * queries, exchanged = probed ? 2 : 1;
+    static constexpr int stages = DIM == 192 ? 6 : DIM == 256 && probed ? 3 : 4;
     /* Warps that write the terms of rows, a tile each in turn. A barrier tells a round of the ring only from
      * the next one, so that from one wait to its next a warp may not skip a whole round. Three warps, of
      * tiles in two parts, two stages each, would. */
     static constexpr unsigned term_warps = solved ? 1 : 3;
     /* Operands from registers where there is room: reading them from shared memory would take all its
      * bandwidth. */
-    static constexpr bool keys_held = DIM == 64 || DIRECTIONS == NO_DIRECTION,
-                          values_held = DIM == 64 && DIRECTIONS == NO_DIRECTION;
+    static constexpr bool keys_held = DIM == 64 || (DIM == 128 && !probed),
+                          values_held = DIM == 64 && !probed;
 };
 
-template <int DIM, int DIRECTIONS> struct key_pass_shared {
-    typedef key_shape<DIM, DIRECTIONS> tile_shape;
-    alignas(1024) __nv_bfloat16 keys[KEY_GROUPS][DIM * TILE_SIDE];
-    __nv_bfloat16 values[KEY_GROUPS][DIM * TILE_SIDE];
-    __nv_bfloat16 stage[KEY_STAGES][tile_shape::tiles][tile_shape::tile];
-    alignas(16) float terms[KEY_STAGES][TERMS][tile_shape::queries];
-    ring_barriers<KEY_STAGES> ring;
-    ring_barriers<1> key_ring; /* keys and values of a block */
-    float decay[KEY_STAGES][2]
-               [tile_shape::queries]; /* G of the rows, hi and lo (local/decay.h), where scores decay */
+template <class S> struct key_pass_shared {
+    typedef typename S::type T;
+    alignas(1024) T keys[S::groups][S::dim * TILE_SIDE];
+    T values[S::groups][S::dim * TILE_SIDE];
+    T stage[S::stages][S::tiles][S::tile];
+    /* What the consumers of shared keys exchange (backward_key_shared.cu): p and 1 - u of each thread's
+     * pairs. */
+    float4 exchange[S::shared_keys ? S::exchanged : 1][S::blocks][S::shared_keys ? 128 : 1];
+    alignas(16) float terms[S::stages][S::terms][S::queries];
+    ring_barriers<S::stages> ring;
+    ring_barriers<1> key_ring;      /* keys and values of a block */
+    ring_barriers<4> exchange_ring; /* a stage for each pair of warps */
+    float decay[S::decayed ? S::stages : 1][2]
+               [S::queries]; /* G of the rows, hi and lo (local/decay.h), where scores decay */
 };
+
+/* Undoes a fold, and key_raise. */
+template <class S> static __device__ __forceinline__ float unraised(float fold)
+{
+    return S::folded ? exp2f(-key_raise<typename S::type>) / fold : 1;
+}
+
+/* The folds of the keys of a block, by what the pass over rows found (key_falls); ds here has the scale
+ * where there is a probe. */
+template <class S>
+static __device__ __forceinline__ key_folds key_folds_of(const loam_problem &p, const row_arrays &arrays,
+                                                         const key_block &block, unsigned n)
+{
+    if (!S::folded) return { 1, 1 };
+    const int64_t sequence = n / p.heads_kv % p.batch, at = sequence * p.heads_kv + block.h_kv;
+    const float scale = fabsf((float)p.scale);
+    const int by_scale = S::probed && scale > 1 ? ilogbf(scale) + 1 : 0;
+    return { exp2f(-(float)(arrays.state[at] + by_scale)),
+             exp2f(-(float)arrays.state[key_falls(p) / 2 + at]) };
+}
 
 struct key_maps {
     CUtensorMap k, v, query[4], lo[4]; /* of the tiles of a stage; lo: of their lo parts */
@@ -185,112 +227,110 @@ __global__ void __launch_bounds__(256)
 /* ------------------------------------------------------------------ the producer */
 
 /* Issues the copies of tiles first .. of the queries at t into stage number `count`. */
-template <int DIM, int DIRECTIONS>
-static __device__ __forceinline__ void load_queries(key_pass_shared<DIM, DIRECTIONS> &sm,
-                                                    const CUtensorMap *maps, const key_block &block,
-                                                    const tile_walk &t, int first, unsigned count)
+template <class S>
+static __device__ __forceinline__ void load_queries(key_pass_shared<S> &sm, const CUtensorMap *maps,
+                                                    const key_block &block, const tile_walk &t, int first,
+                                                    unsigned count)
 {
-    typedef key_shape<DIM, DIRECTIONS> tile_shape;
-    uint64_t *const full = ring_acquire(sm.ring, count, (tile_shape::tiles - first) * tile_shape::tile * 2);
+    uint64_t *const full = ring_acquire(sm.ring, count, (S::tiles - first) * S::tile * 2);
 #pragma unroll
-    for (int n = 0; n < tile_shape::tiles; n++) {
+    for (int n = 0; n < S::tiles; n++) {
         if (n >= first) {
-            load_tile<DIM, tile_shape::queries>(sm.stage[count % KEY_STAGES][n], maps[n], full,
-                                                (int)block.s.q0 + t.i, (int)block.first_head + t.head,
-                                                (int)block.s.b);
+            load_tile<S::dim, S::queries>(sm.stage[count % S::stages][n], maps[n], full,
+                                          (int)block.s.q0 + t.i, (int)block.first_head + t.head,
+                                          (int)block.s.b);
         }
     }
 }
 
 /* The producer thread: the keys and values of block number `block_count`, then all tiles of queries, from
  * stage number `count` on. Where the directions of a tile have two parts, the next stage has the lo parts. */
-template <int DIM, int DIRECTIONS>
-static __device__ __forceinline__ void produce_tiles(key_pass_shared<DIM, DIRECTIONS> &sm,
-                                                     const key_maps &maps, const key_block &block,
-                                                     const key_view &v, tile_walk t, unsigned block_count,
-                                                     unsigned &count)
+template <class S>
+static __device__ __forceinline__ void produce_tiles(key_pass_shared<S> &sm, const key_maps &maps,
+                                                     const key_block &block, const key_view &v, tile_walk t,
+                                                     unsigned block_count, unsigned &count)
 {
-    typedef key_shape<DIM, DIRECTIONS> tile_shape;
-    uint64_t *const full = ring_acquire(sm.key_ring, block_count, KEY_ROWS * DIM * 4);
-    for (int n = 0; n < KEY_GROUPS; n++) {
+    uint64_t *const full = ring_acquire(sm.key_ring, block_count, S::rows * S::dim * 4);
+    for (int n = 0; n < S::groups; n++) {
         const int token = (int)block.s.k0 + block.j0 + n * TILE_SIDE;
-        load_tile<DIM>(sm.keys[n], maps.k, full, token, (int)block.h_kv, (int)block.s.b);
-        load_tile<DIM>(sm.values[n], maps.v, full, token, (int)block.h_kv, (int)block.s.b);
+        load_tile<S::dim>(sm.keys[n], maps.k, full, token, (int)block.h_kv, (int)block.s.b);
+        load_tile<S::dim>(sm.values[n], maps.v, full, token, (int)block.h_kv, (int)block.s.b);
     }
-    for (; t.left > 0; advance<tile_shape::queries>(t, block)) {
-        load_queries<DIM, DIRECTIONS>(sm, maps.query, block, t, 0, count++);
-        if (tile_shape::solved && needs_two_parts(v, t.head, t.i))
-            load_queries<DIM, DIRECTIONS>(sm, maps.lo, block, t, TILE_RHO, count++);
+    for (; t.left > 0; advance<S::queries>(t, block)) {
+        load_queries<S>(sm, maps.query, block, t, 0, count++);
+        if (S::solved && needs_two_parts(v, t.head, t.i))
+            load_queries<S>(sm, maps.lo, block, t, TILE_RHO, count++);
     }
 }
 
-/* lse to base 2, centre, 1 + rho . kbar and e of a row; zeros beyond the sequence. */
-template <int DIRECTIONS>
+/* The first four terms of a row, with the folds; zeros beyond the sequence. */
+template <class S>
 static __device__ __forceinline__ float4 row_terms(const row_arrays &arrays, const key_directions &directions,
-                                                   int64_t row, bool real, bool two_parts)
+                                                   int64_t row, bool real, bool two_parts,
+                                                   const key_folds &fold)
 {
     if (!real) return make_float4(0, 0, 0, 0);
     /* the first words of row_scalars: lse, gbar, gbar_rest, rho_kbar; rho_rest, y_kbar, y_rest, e */
     const float4 a = ((const float4 *)(arrays.record + row))[0],
                  b = ((const float4 *)(arrays.record + row))[1];
     float rho = a.w + b.x, y = b.y + b.z;
-    if (DIRECTIONS == SOLVED_PROBE && !two_parts) {
+    if (S::solved && !two_parts) {
         const float2 centre = directions.centre[row];
         rho = centre.x, y = centre.y;
     }
-    return make_float4(a.x * 1.44269504f, a.y + a.z + (DIRECTIONS == SOLVED_PROBE ? y : 0), 1 + rho,
-                       DIRECTIONS > NO_DIRECTION ? b.w : 0);
+    const float centre = a.y + a.z + (S::solved ? y : 0);
+    const float4 terms = { a.x * 1.44269504f, centre, 1 + rho, S::probed ? b.w : 0 };
+    if (!S::folded) return terms;
+    return { terms.x - key_raise<typename S::type>, terms.y * fold.dk, terms.z * fold.dv,
+             terms.w * fold.dk * fold.dv };
 }
 
 /* A producer warp of terms: those of tiles `turn`, turn + TERM_WARPS, ... from this block's first on, since
  * what it loads of one tile comes late; then turn is that of the next block. A lane has rows lane + 32 n of a
  * tile. A stage of lo parts gets no terms. */
-template <int DIM, int DIRECTIONS, bool DECAYED, unsigned TERM_WARPS>
-static __device__ __forceinline__ void produce_terms(key_pass_shared<DIM, DIRECTIONS> &sm,
-                                                     const loam_problem &p, const loam_args &a,
-                                                     const row_arrays &arrays,
+template <class S, unsigned TERM_WARPS>
+static __device__ __forceinline__ void produce_terms(key_pass_shared<S> &sm, const loam_problem &p,
+                                                     const loam_args &a, const row_arrays &arrays,
                                                      const key_directions &directions, const key_block &block,
-                                                     const key_view &v, bool by_max, tile_walk t,
-                                                     unsigned &turn, unsigned &count)
+                                                     const key_view &v, bool by_max, const key_folds &fold,
+                                                     tile_walk t, unsigned &turn, unsigned &count)
 {
-    typedef key_shape<DIM, DIRECTIONS> tile_shape;
     const int lane = threadIdx.x % 32;
-    for (; t.left > 0; advance<tile_shape::queries>(t, block)) {
-        const bool two_parts = tile_shape::solved && needs_two_parts(v, t.head, t.i);
-        const unsigned stage = count % KEY_STAGES;
+    for (; t.left > 0; advance<S::queries>(t, block)) {
+        const bool two_parts = S::solved && needs_two_parts(v, t.head, t.i);
+        const unsigned stage = count % S::stages;
         if (turn > 0) {
             turn--, count += 1 + two_parts;
             continue;
         }
         turn = TERM_WARPS - 1;
         const int64_t row = local_row(&p, &block.s, block.first_head + t.head, t.i + lane);
-        float4 own[tile_shape::queries / 32];
+        float4 own[S::queries / 32];
 #pragma unroll
-        for (int n = 0; n < tile_shape::queries / 32; n++) {
-            own[n] = row_terms<DIRECTIONS>(arrays, directions, row + 32 * n, t.i + lane + 32 * n < v.nq,
-                                           two_parts);
-        }
-        local_decay_pair decay[tile_shape::queries / 32] = {};
+        for (int n = 0; n < S::queries / 32; n++)
+            own[n] = row_terms<S>(arrays, directions, row + 32 * n, t.i + lane + 32 * n < v.nq, two_parts,
+                                  fold);
+        local_decay_pair decay[S::queries / 32] = {};
 #pragma unroll
-        for (int n = 0; n < tile_shape::queries / 32; n++) {
+        for (int n = 0; n < S::queries / 32; n++) {
             const int i = t.i + lane + 32 * n;
-            if (DECAYED && i < v.nq)
+            if (S::decayed && i < v.nq)
                 decay[n] = row_decay(decay_sums(a, block.s, block.first_head + t.head), i + v.up + 1);
         }
-        barrier_wait(&sm.ring.empty[stage], count / KEY_STAGES % 2 ^ 1);
+        barrier_wait(&sm.ring.empty[stage], count / S::stages % 2 ^ 1);
 #pragma unroll
-        for (int n = 0; n < tile_shape::queries / 32; n++) {
+        for (int n = 0; n < S::queries / 32; n++) {
             sm.terms[stage][TERM_LSE][lane + 32 * n] = own[n].x;
             sm.terms[stage][TERM_CENTRE][lane + 32 * n] = own[n].y;
             sm.terms[stage][TERM_UNIT][lane + 32 * n] = own[n].z;
-            sm.terms[stage][TERM_E][lane + 32 * n] = by_max ? 0 : own[n].w;
-            if (by_max) {
+            sm.terms[stage][TERM_E][lane + 32 * n] = S::solved && by_max ? 0 : own[n].w;
+            if (S::solved && by_max) {
                 const bool real = t.i + lane + 32 * n < v.nq;
                 sm.terms[stage][TERM_PEAK][lane + 32 * n] = __int_as_float(
                     real ? arrays.record[row + 32 * n].peak : -1);
                 sm.terms[stage][TERM_PEAK_E][lane + 32 * n] = own[n].w;
             }
-            if constexpr (DECAYED) {
+            if constexpr (S::decayed) {
                 sm.decay[stage][0][lane + 32 * n] = decay[n].hi;
                 sm.decay[stage][1][lane + 32 * n] = decay[n].lo;
             }
@@ -298,8 +338,8 @@ static __device__ __forceinline__ void produce_terms(key_pass_shared<DIM, DIRECT
         barrier_arrive(&sm.ring.full[stage]);
         count++;
         if (two_parts) {
-            barrier_wait(&sm.ring.empty[count % KEY_STAGES], count / KEY_STAGES % 2 ^ 1);
-            barrier_arrive(&sm.ring.full[count % KEY_STAGES]);
+            barrier_wait(&sm.ring.empty[count % S::stages], count / S::stages % 2 ^ 1);
+            barrier_arrive(&sm.ring.full[count % S::stages]);
             count++;
         }
     }

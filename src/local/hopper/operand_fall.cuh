@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: MIT
+ * Weights as operands of products where float16 may not hold them: they then are scaled by powers of two,
+ * 2^-fall. bfloat16 has the range of float, and needs none. */
+#ifndef LOAM_LOCAL_HOPPER_OPERAND_FALL_CUH
+#define LOAM_LOCAL_HOPPER_OPERAND_FALL_CUH
+
+#include "src/gpu/hopper.cuh"
+#include "src/local/cuda/backward.h"
+#include "src/local/cuda/common.cuh"
+
+#include <cfloat>
+
+/* The falls of a backward pass, [2][batch][heads_kv]: 2^-fall keeps 2^14 ds, and 2^14 p (1 - u), within the
+ * range of float16 for all rows that see a head's keys. They lie where LLA, which has no row for float16,
+ * has its states. */
+static __host__ __device__ __forceinline__ int64_t key_falls(const loam_problem &p)
+{
+    return 2 * p.batch * p.heads_kv;
+}
+
+/* The largest of the numbers of a row; the four lanes of the row call it. */
+template <int BLOCKS>
+static __device__ __forceinline__ float row_largest(const float (&x)[BLOCKS][4], int row)
+{
+    float largest = 0;
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++)
+        largest = fmaxf(largest, fmaxf(fabsf(x[n][2 * row]), fabsf(x[n][2 * row + 1])));
+    return quad_max(largest);
+}
+
+/* The power of two which makes the largest number of a row 2^10 to 2^11. */
+static __device__ __forceinline__ float half_fall(float largest)
+{
+    return __uint_as_float((264u << 23) - (__float_as_uint(fminf(largest, FLT_MAX)) & 0x7f800000u));
+}
+
+#endif
