@@ -17,29 +17,18 @@ loam_status local_cuda_fits(const loam_problem *p, loam_error *error)
 #define MAP_WORDS(member, words) words ", "
 
 /* What the kernels for Hopper take of each pass and probe. Their tiles are multiples of 64 channels wide; up
- * to `widest`, channels that the arrays do not have read as 0. Where `widest` is 0, both dimensions are 64 or
- * 128. */
+ * to `widest`, channels that the arrays do not have read as 0. */
 typedef struct tile_limits {
     int64_t widest;
     bool half; /* float16 too */
 } tile_limits;
 
-static tile_limits tile_limits_of(const loam_problem *p)
-{
-    const tile_limits given = { CUDA_MAX_DIM, true }, solved_forward = { 128, false },
-                      solved_backward = { 0, false };
-    return p->mechanism != LOAM_LLA ? given : p->pass == LOAM_FORWARD ? solved_forward : solved_backward;
-}
-
 /* Scores there are products alone. */
 loam_status local_hopper_fits(const loam_problem *p, loam_error *error)
 {
-    const tile_limits limits = tile_limits_of(p);
-    const int64_t larger = p->dim_qk > p->dim_v ? p->dim_qk : p->dim_v;
-    REQUIRE(limits.widest || (p->dim_qk == p->dim_v && (larger == 64 || larger == 128)), error,
-            LOAM_EUNSUPPORTED, "dim_qk, dim_v: %lld, %lld, this kernel takes 64 or 128, the same for both",
-            (long long)p->dim_qk, (long long)p->dim_v);
-    REQUIRE(!limits.widest || larger <= limits.widest, error, LOAM_EUNSUPPORTED,
+    const tile_limits given = { CUDA_MAX_DIM, true }, solved = { 128, p->pass == LOAM_FORWARD },
+                      limits = p->mechanism == LOAM_LLA ? solved : given;
+    REQUIRE(p->dim_qk <= limits.widest && p->dim_v <= limits.widest, error, LOAM_EUNSUPPORTED,
             "dim_qk, dim_v: %lld, %lld, this kernel takes 1 to %lld", (long long)p->dim_qk,
             (long long)p->dim_v, (long long)limits.widest);
     REQUIRE(limits.half || p->dtype != LOAM_F16, error, LOAM_EUNSUPPORTED,

@@ -52,13 +52,10 @@ void kernel_take_path(spec *s)
     s->window = s->slope = s->key_bias = s->sink = 0;
 }
 
-/* What tiles of the local family take of this pass and probe, as src/local/fits.c has it: the most channels,
- * or 0 for 64 or 128 alone; float16. */
-static int64_t most_channels(const spec *s)
-{
-    return s->mechanism != LOAM_LLA ? 256 : s->pass == LOAM_BACKWARD ? 0 : 128;
-}
-static int takes_half(const spec *s) { return s->mechanism != LOAM_LLA; }
+/* What tiles of the local family take of this pass and probe, as src/local/fits.c has it: the most channels;
+ * float16. */
+static int64_t most_channels(const spec *s) { return s->mechanism != LOAM_LLA ? 256 : 128; }
+static int takes_half(const spec *s) { return s->mechanism != LOAM_LLA || s->pass != LOAM_BACKWARD; }
 
 /* Any number of channels up to `most`. Bulk copies read rows at multiples of 8 numbers alone: most cases have
  * such rows, by their strides (layout_unit) or by their sizes. */
@@ -72,10 +69,7 @@ static int64_t any_channels(const spec *s, int64_t n, int64_t most)
 static void take_tiled_channels(spec *s)
 {
     const int64_t most = most_channels(s);
-    if (most)
-        s->dim_qk = any_channels(s, s->dim_qk, most), s->dim_v = any_channels(s, s->dim_v, most);
-    else
-        s->dim_qk = s->dim_v = s->dim_qk > 64 ? 128 : 64;
+    s->dim_qk = any_channels(s, s->dim_qk, most), s->dim_v = any_channels(s, s->dim_v, most);
     if (!takes_half(s) && s->dtype == LOAM_F16) s->dtype = LOAM_BF16;
 }
 

@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
 static key_directions key_directions_carve(const loam_problem *p, arena *pool)
 {
     const size_t rows = p->mechanism == LOAM_LLA ? (size_t)local_rows(p) : 0,
-                 numbers = size_mul(rows, (size_t)p->dim_qk);
+                 numbers = size_mul(rows, (size_t)local_padded_dim(p));
     key_directions x;
     for (int part = 0; part < 2; part++) {
         x.rho[part] = (__nv_bfloat16 *)arena_take(pool, numbers, sizeof(__nv_bfloat16));
@@ -127,10 +127,10 @@ static key_directions key_directions_carve(const loam_problem *p, arena *pool)
     return x;
 }
 
-/* A view of dense rows in the order of local_row. */
+/* A view of dense rows of whole tiles in the order of local_row. */
 static loam_const_view rows_view_of(const loam_problem *p, const void *data)
 {
-    const int64_t d = p->dim_qk, tokens = extents_of(p).queries;
+    const int64_t d = local_padded_dim(p), tokens = extents_of(p).queries;
     return loam_const_view{ data, p->heads_q * tokens * d, tokens * d, d };
 }
 
@@ -149,8 +149,8 @@ static loam_status make_maps(key_maps *maps, const loam_problem *p, const loam_a
         CUtensorMap *const to = part ? maps->lo : maps->query;
         const loam_const_view rho = rows_view_of(p, directions->rho[part]),
                               y = rows_view_of(p, directions->y[part]);
-        TRY(query_map_make(to + TILE_RHO, p, &rho, p->dim_qk, rows, error));
-        TRY(query_map_make(to + TILE_Y, p, &y, p->dim_qk, rows, error));
+        TRY(query_map_make(to + TILE_RHO, p, &rho, S::dim, rows, error));
+        TRY(query_map_make(to + TILE_Y, p, &y, S::dim, rows, error));
     }
     return LOAM_OK;
 }

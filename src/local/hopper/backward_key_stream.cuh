@@ -100,8 +100,8 @@ struct key_maps {
     CUtensorMap k, v, query[4], lo[4]; /* of the tiles of a stage; lo: of their lo parts */
 };
 
-/* rho and y in two bf16 parts, hi and lo, [rows][dim]; centre: the products of the hi parts of rho and y with
- * kbar, [rows]. */
+/* rho and y in two bf16 parts, hi and lo, [rows][channels of a tile]; centre: the products of the hi parts of
+ * rho and y with kbar, [rows]. */
 struct key_directions {
     __nv_bfloat16 *rho[2], *y[2];
     float2 *centre;
@@ -176,6 +176,20 @@ template <int N> struct alignas(2 * N) pair_vector {
     uint32_t pair[N / 2];
 };
 
+/* Channels c .. c + N - 1 of row `row` of an array of `dim`; zeros beyond them. */
+template <int N>
+static __device__ __forceinline__ float_vector<N> load_channels(const void *array, int64_t row, int c,
+                                                                int dim)
+{
+    const float *const from = (const float *)array + row * dim + c;
+    if (dim % N == 0 && c < dim) return *(const float_vector<N> *)from;
+    float_vector<N> out;
+#pragma unroll
+    for (int n = 0; n < N; n++)
+        out.x[n] = c + n < dim ? from[n] : 0;
+    return out;
+}
+
 /* Splits rho and y of 64 rows of a head: a row for each warp at a time, DIM / 32 channels for each lane. lo
  * parts are for tiles in two parts alone. `centre` is for the hi parts: tiles in one part have no more. */
 template <int DIM>
@@ -189,10 +203,11 @@ __global__ void __launch_bounds__(256)
     const int64_t first = block.rows > 0 ? local_row(&p, &block.s, block.h, block.i0) : 0;
 #pragma unroll 2
     for (int r = threadIdx.x / 32; r < block.rows; r += 8) {
-        const int64_t row = first + r, at = row * DIM + threadIdx.x % 32 * channels;
-        const float_vector<channels> kbar = *(const float_vector<channels> *)((const float *)saved.kbar + at),
-                                     rho = *(const float_vector<channels> *)((const float *)saved.rho + at),
-                                     y = *(const float_vector<channels> *)(arrays.y + at);
+        const int c = threadIdx.x % 32 * channels, dim = (int)p.dim_qk;
+        const int64_t row = first + r, at = row * DIM + c;
+        const auto kbar = load_channels<channels>(saved.kbar, row, c, dim),
+                   rho = load_channels<channels>(saved.rho, row, c, dim),
+                   y = load_channels<channels>(arrays.y, row, c, dim);
         float lo_kbar[2] = { 0, 0 };
 #pragma unroll
         for (int n = 0; n < 2; n++) {

@@ -109,11 +109,19 @@ template <int DIM, bool DECAYED, class T = __nv_bfloat16> struct rows_system {
     {
         return local_row(&sys.p, &sys.block.s, sys.block.h, sys.block.i0 + r.at[row]);
     }
-    /* Channels c and c + 1 of the row in such an array; zeros beyond the sequence. */
-    __device__ __forceinline__ float2 pair(const void *array, int row, int c) const
+    /* Columns c and c + 1 of the row in such an array, of `columns`; zeros beyond them and the sequence. */
+    __device__ __forceinline__ float2 pair(const void *array, int row, int c, int64_t columns) const
     {
-        return r.real[row] ? *(const float2 *)((const float *)array + line(row) * DIM + c)
-                           : make_float2(0, 0);
+        return r.real[row] ? load_pair(array, line(row), c, columns) : make_float2(0, 0);
+    }
+    /* The same of vectors of keys and of values. */
+    __device__ __forceinline__ float2 key_pair(const void *array, int row, int c) const
+    {
+        return pair(array, row, c, sys.p.dim_qk);
+    }
+    __device__ __forceinline__ float2 value_pair(const void *array, int row, int c) const
+    {
+        return pair(array, row, c, sys.p.dim_v);
     }
     /* Channel c of the query, in units of the keys. */
     __device__ __forceinline__ float target(int row, int c) const { return sys.target(row, c); }
@@ -523,7 +531,8 @@ static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM, DEC
 #pragma unroll
         for (int at = 0; at < 4; at += 2) {
             const int row = at / 2, c = column_of(n, at);
-            const float2 rho = rs.pair(rs.all.saved.rho, row, c), y = solution_pair<PARTS>(sys, cg, n, at);
+            const float2 rho = rs.key_pair(rs.all.saved.rho, row, c),
+                         y = solution_pair<PARTS>(sys, cg, n, at);
             store_directions<PARTS>(rs, swizzled(sys.r.at[row], c), rho, y);
             const float part[2] = { -y.x * rho.x * sys.ridge.unit[row], -y.y * rho.y * sys.ridge.unit[row] };
             const float mean[2] = { kbar.get(4 * n + at), kbar.get(4 * n + at + 1) };
@@ -532,8 +541,8 @@ static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM, DEC
             ridge[row] += part[0] + part[1];
             e[row] -= y.x * rho.x * rs.lambda(4 * n + at) + y.y * rho.y * rs.lambda(4 * n + at + 1);
             if (sys.p.ridge_axes == LOAM_RIDGE_CHANNEL && a.grad_ridge.data && sys.r.real[row])
-                store_pair(a.grad_ridge.data, LOAM_F32, out[row], c, DIM, part[0], part[1]);
-            if (sys.r.real[row]) *(float2 *)(rs.all.arrays.y + rs.line(row) * DIM + c) = y;
+                store_pair(a.grad_ridge.data, LOAM_F32, out[row], c, sys.p.dim_qk, part[0], part[1]);
+            if (sys.r.real[row]) save_pair(rs.all.arrays.y, rs.line(row), c, sys.p.dim_qk, y.x, y.y);
         }
     }
 #pragma unroll
@@ -631,10 +640,10 @@ static __device__ __forceinline__ void put_pairs(const rows_system<DIM, DECAYED>
         for (int e = 0; e < 4; e += 2) {
             const int row = e / 2, c = column_of(n, e);
             if (!sys.r.real[row]) continue;
-            const float2 y = rs.pair(rs.all.arrays.y, row, c);
+            const float2 y = rs.key_pair(rs.all.arrays.y, row, c);
             const int64_t out = LOCAL_AT(a.grad_q, sys.block.s.b, sys.block.h,
                                          sys.block.s.q0 + sys.block.i0 + sys.r.at[row]);
-            store_pair(a.grad_q.data, LOAM_BF16, out, c, DIM,
+            store_pair(a.grad_q.data, LOAM_BF16, out, c, sys.p.dim_qk,
                        scale * (q[n / 8][n % 8][e] - inner[row] * kbar.get(4 * n + e)) - y.x,
                        scale * (q[n / 8][n % 8][e + 1] - inner[row] * kbar.get(4 * n + e + 1)) - y.y);
         }

@@ -18,10 +18,13 @@ template <int TILES> struct resident_rows {
     int64_t first; /* the line of the block's first row in arrays over rows */
 
     __device__ __forceinline__ int64_t line(int row) const { return first + r.at[row]; }
-    __device__ __forceinline__ float2 pair(const void *array, int row, int c) const
+    __device__ __forceinline__ float2 key_pair(const void *array, int row, int c) const
     {
-        return r.real[row] ? *(const float2 *)((const float *)array + line(row) * TILE_SIDE + c)
-                           : make_float2(0, 0);
+        return r.real[row] ? load_pair(array, line(row), c, TILE_SIDE) : make_float2(0, 0);
+    }
+    __device__ __forceinline__ float2 value_pair(const void *array, int row, int c) const
+    {
+        return key_pair(array, row, c);
     }
     __device__ __forceinline__ float2 lambda_pair(int row, int) const
     {
@@ -104,7 +107,8 @@ static __device__ __forceinline__ void load_gradients(const resident_system<TILE
 #pragma unroll
         for (int e = 0; e < 4; e += 2) {
             const int row = e / 2, c = column_of(n, e);
-            const float2 k = rs.pair(rs.all.saved.kbar, row, c), v = rs.pair(rs.all.saved.vbar, row, c),
+            const float2 k = rs.key_pair(rs.all.saved.kbar, row, c),
+                         v = rs.value_pair(rs.all.saved.vbar, row, c),
                          grad = unpack_pair<__half>(
                              *(const uint32_t *)(sys.sm.rows + swizzled(sys.r.at[row], c)));
             mean[e] = key * k.x, mean[e + 1] = key * k.y;
@@ -245,7 +249,7 @@ static __device__ __forceinline__ void put_resident_operands(const resident_rows
             const int row = e / 2, c = column_of(n, e);
             const float probe = power_inverse(units.probe[row]), inverse = power_inverse(units.solution[row]),
                         narrow = power_inverse(units.grad[row]);
-            const float2 p = rs.pair(rs.all.saved.rho, row, c), x = source.y(n, e), g = source.grad(n, e);
+            const float2 p = rs.key_pair(rs.all.saved.rho, row, c), x = source.y(n, e), g = source.grad(n, e);
             rho.set(n, e, probe * p.x, probe * p.y);
             y.set(n, e, inverse * x.x, inverse * x.y);
             *(uint32_t *)(sys.sm.rows + swizzled(sys.r.at[row], c)) = pack_pair<__half>(narrow * g.x,

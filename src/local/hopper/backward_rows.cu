@@ -151,8 +151,8 @@ static __device__ __forceinline__ bool check_rows(const rows_system<DIM, DECAYED
 #pragma unroll 4
     for (int n = 0; n < DIM / 4; n++) {
         const int row = n % 2, c = column_of(n / 2, 0);
-        if (sys.r.real[row])
-            *(float2 *)(rs.all.arrays.y + rs.line(row) * DIM + c) = solution_pair<2>(sys, cg, n / 2, 2 * row);
+        const float2 y = solution_pair<2>(sys, cg, n / 2, 2 * row);
+        if (sys.r.real[row]) save_pair(rs.all.arrays.y, rs.line(row), c, sys.p.dim_qk, y.x, y.y);
     }
 #pragma unroll
     for (int row = 0; row < 2; row++) {
@@ -182,8 +182,9 @@ static __device__ __forceinline__ bool load_means(const rows_system<DIM, DECAYED
 #pragma unroll
         for (int e = 0; e < 4; e += 2) {
             const int row = e / 2, c = column_of(n, e);
-            const float2 mean = rs.pair(rs.all.saved.kbar, row, c), rho = rs.pair(rs.all.saved.rho, row, c),
-                         value = rs.pair(rs.all.saved.vbar, row, c);
+            const float2 mean = rs.key_pair(rs.all.saved.kbar, row, c),
+                         rho = rs.key_pair(rs.all.saved.rho, row, c),
+                         value = rs.value_pair(rs.all.saved.vbar, row, c);
             const float2 grad = __bfloat1622float2(
                 *(const __nv_bfloat162 *)(sys.sm.direction[0] + swizzled(rs.r.at[row], c)));
             kbar.put(4 * n + e, mean.x), kbar.put(4 * n + e + 1, mean.y);
@@ -202,7 +203,7 @@ static __device__ __forceinline__ bool is_surely_in_two_parts(const rows_system<
     bool found = false;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        const float2 rho = rs.pair(rs.all.saved.rho, row, column_of(0, 2 * row));
+        const float2 rho = rs.key_pair(rs.all.saved.rho, row, column_of(0, 2 * row));
         found |= rounded<1>(rho.x) != rho.x || rounded<1>(rho.y) != rho.y;
     }
     return __syncthreads_or(found);
@@ -453,8 +454,9 @@ static loam_status narrow_plan(const loam_problem *p, const rows_plan *plan, row
                                loam_error *error)
 {
     *narrow = *plan;
-    TRY(key_map_make(&narrow->maps.all.k, p, &plan->copy.keys, p->dim_qk, TILE_SIDE, error));
-    return key_map_make(&narrow->maps.all.v, p, &plan->copy.values, p->dim_v, TILE_SIDE, error);
+    const int dim = local_padded_dim(p);
+    TRY(key_map_make(&narrow->maps.all.k, p, &plan->copy.keys, dim, TILE_SIDE, error));
+    return key_map_make(&narrow->maps.all.v, p, &plan->copy.values, dim, TILE_SIDE, error);
 }
 
 /* The listed blocks; then the adjoint solve by row matrices, and what follows from it. */
@@ -516,7 +518,7 @@ loam_status local_rows_solved_hopper(const loam_problem *p, const loam_args *a, 
     size_t bytes;
     rows_plan plan = plan_of(p, memory, &bytes);
     plan.saved = local_saved_carve(p, a->saved, NULL), plan.rows = *rows;
-    TRY(p->dim_qk == 64 ? launch<64>(p, a, &plan, error) : launch<128>(p, a, &plan, error));
+    TRY(local_padded_dim(p) == 64 ? launch<64>(p, a, &plan, error) : launch<128>(p, a, &plan, error));
     TRY(local_adjoint_double_cuda(p, a, rows, memory, error));
     return local_query_gradient_narrow_cuda(p, a, rows, error);
 }

@@ -109,9 +109,9 @@ static __device__ __forceinline__ solved_units load_solved(const ROWS &rs, const
 #pragma unroll
         for (int at = 0; at < 4; at += 2) {
             const int row = at / 2, c = column_of(n, at);
-            const float2 rho = rs.pair(rs.all.saved.rho, row, c), y = source.y(n, at),
-                         mean = rs.pair(rs.all.saved.kbar, row, c),
-                         value = rs.pair(rs.all.saved.vbar, row, c), grad = source.grad(n, at),
+            const float2 rho = rs.key_pair(rs.all.saved.rho, row, c), y = source.y(n, at),
+                         mean = rs.key_pair(rs.all.saved.kbar, row, c),
+                         value = rs.value_pair(rs.all.saved.vbar, row, c), grad = source.grad(n, at),
                          lambda = rs.lambda_pair(row, c);
             const float2 part = { -y.x * rho.x * rs.ridge.unit[row], -y.y * rho.y * rs.ridge.unit[row] };
             rho_extent.add(row, rho), y_extent.add(row, y), grad_extent.add(row, grad);
@@ -121,9 +121,9 @@ static __device__ __forceinline__ solved_units load_solved(const ROWS &rs, const
             ridge[row] += part.x + part.y;
             e[row] -= y.x * rho.x * lambda.x + y.y * rho.y * lambda.y;
             if (!rs.r.real[row]) continue;
-            *(float2 *)(rs.all.arrays.y + rs.line(row) * TILE_SIDE + c) = y;
+            save_pair(rs.all.arrays.y, rs.line(row), c, sys.p.dim_qk, y.x, y.y);
             if (sys.p.ridge_axes == LOAM_RIDGE_CHANNEL && a.grad_ridge.data)
-                store_pair(a.grad_ridge.data, LOAM_F32, to[row], c, TILE_SIDE, part.x, part.y);
+                store_pair(a.grad_ridge.data, LOAM_F32, to[row], c, sys.p.dim_qk, part.x, part.y);
         }
     }
 #pragma unroll
@@ -272,8 +272,9 @@ static __device__ __forceinline__ void finish_sums(float (&q)[8][4], float (&err
 #pragma unroll
         for (int e = 0; e < 4; e += 2) {
             const int row = e / 2, c = column_of(n, e);
-            const float2 mean = rs.pair(rs.all.saved.kbar, row, c), rho = rs.pair(rs.all.saved.rho, row, c),
-                         y = rs.pair(rs.all.arrays.y, row, c), lambda = rs.lambda_pair(row, c);
+            const float2 mean = rs.key_pair(rs.all.saved.kbar, row, c),
+                         rho = rs.key_pair(rs.all.saved.rho, row, c),
+                         y = rs.key_pair(rs.all.arrays.y, row, c), lambda = rs.lambda_pair(row, c);
             const float k[2] = { inverse * mean.x, inverse * mean.y };
             const float cov[2] = { mean.x - key * rs.target(row, c) - lambda.x * rho.x,
                                    mean.y - key * rs.target(row, c + 1) - lambda.y * rho.y };
@@ -307,12 +308,12 @@ static __device__ __forceinline__ void put_solved(const ROWS &rs, const float (&
         for (int e = 0; e < 4; e += 2) {
             const int row = e / 2, c = column_of(n, e);
             if (!rs.r.real[row]) continue;
-            const float2 y = rs.pair(rs.all.arrays.y, row, c);
+            const float2 y = rs.key_pair(rs.all.arrays.y, row, c);
             const int64_t to = LOCAL_AT(a.grad_q, sys.block.s.b, sys.block.h,
                                         sys.block.s.q0 + sys.block.i0 + rs.r.at[row]);
             of_scale[row] += q[n][e] * rs.target(row, c) + q[n][e + 1] * rs.target(row, c + 1);
             if (a.grad_q.data)
-                store_pair(a.grad_q.data, LOAM_BF16, to, c, TILE_SIDE, scale * q[n][e] - y.x,
+                store_pair(a.grad_q.data, LOAM_BF16, to, c, sys.p.dim_qk, scale * q[n][e] - y.x,
                            scale * q[n][e + 1] - y.y);
         }
     }

@@ -63,7 +63,7 @@ static __device__ __forceinline__ void put_operands(const solved_system<DECAYED>
         for (int at = 0; at < 4; at += 2) {
             const int row = at / 2, c = column_of(n, at);
             const float probe = power_inverse(units.probe[row]), inverse = power_inverse(units.solution[row]);
-            const float2 rho = rs.pair(rs.all.saved.rho, row, c), y = solution_of(solution, own, n, at);
+            const float2 rho = rs.key_pair(rs.all.saved.rho, row, c), y = solution_of(solution, own, n, at);
             store_directions<2>(rs, swizzled(rs.r.at[row], c), { probe * rho.x, probe * rho.y },
                                 { inverse * y.x, inverse * y.y });
         }

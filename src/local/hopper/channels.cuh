@@ -19,4 +19,14 @@ static __device__ __forceinline__ void store_channels(T *row, int c, int channel
     }
 }
 
+/* The same of float16 where `is_f16`, else of bfloat16. */
+static __device__ __forceinline__ void store_channels(uint16_t *row, bool is_f16, int c, int channels,
+                                                      float x, float y)
+{
+    if (is_f16)
+        store_channels((__half *)row, c, channels, x, y);
+    else
+        store_channels((__nv_bfloat16 *)row, c, channels, x, y);
+}
+
 #endif

@@ -4,6 +4,7 @@
  * the passes of forward_solved.cu in two fp16 parts, in one thread block for each block of rows. Blocks with
  * a row that does not end are left to the launches that give each row a matrix of its own.
  */
+#include "src/local/hopper/channels.cuh"
 #include "src/local/hopper/forward_resident.cuh"
 #include "src/local/hopper/heavy_work.cuh"
 #include "src/local/hopper/resident.cuh"
@@ -20,7 +21,7 @@ static __device__ __forceinline__ void load_resident_queries(const resident_syst
                                                              resident_query &query)
 {
     float top[2], inverse[2];
-    wide_tile_tops<TILE_SIDE>(top, sys.sm.rows, sys.r);
+    wide_tile_tops<TILE_SIDE>(top, sys.sm.rows, sys.r, sys.p.dtype == LOAM_F16);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const float unit = unit_of_largest<__half>(quad_max(top[row]));
@@ -28,7 +29,7 @@ static __device__ __forceinline__ void load_resident_queries(const resident_syst
         query.unit[row] = unit * power_inverse(sys.units.key);
         query.scale2[row] = (float)(sys.p.scale * LOG2E) * (unit * sys.units.key);
     }
-    narrow_tile<TILE_SIDE>(sys.sm.rows, sys.sm.rows, sys.r, inverse);
+    narrow_tile<TILE_SIDE>(sys.sm.rows, sys.sm.rows, sys.r, inverse, sys.p.dtype == LOAM_F16);
     load_fragments<TILE_SIDE>(query.rows.part[0], sys.sm.rows, sys.r);
 }
 
@@ -212,11 +213,11 @@ static __device__ __forceinline__ void put_resident_output(const resident_system
     const loam_args &a = sys.a;
     const row_block &block = sys.block;
     float unit[2], bad[2] = { 0, 0 };
-    __nv_bfloat16 *to[2];
+    uint16_t *to[2];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         unit[row] = cg.unit[row] * resident_image_unit(sys, own, row);
-        to[row] = (__nv_bfloat16 *)a.o.data +
+        to[row] = (uint16_t *)a.o.data +
                   LOCAL_AT(a.o, block.s.b, block.h, block.s.q0 + block.i0 + sys.r.at[row]);
     }
 #pragma unroll
@@ -231,7 +232,9 @@ static __device__ __forceinline__ void put_resident_output(const resident_system
         }
 #pragma unroll
         for (int e = 0; e < 4; e += 2)
-            if (sys.r.real[e / 2]) store_bf16_pair(to[e / 2] + column_of(n, 0), mean[e], mean[e + 1]);
+            if (sys.r.real[e / 2])
+                store_channels(to[e / 2], sys.p.dtype == LOAM_F16, column_of(n, 0), TILE_SIDE, mean[e],
+                               mean[e + 1]);
     }
     finite[0] = quad_sum(bad[0]) == 0, finite[1] = quad_sum(bad[1]) == 0;
 }

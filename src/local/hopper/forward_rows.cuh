@@ -7,6 +7,7 @@
 #define LOAM_LOCAL_HOPPER_FORWARD_ROWS_CUH
 
 #include "src/local/cuda/forward.h"
+#include "src/local/hopper/channels.cuh"
 #include "src/local/hopper/heavy_work.cuh"
 
 /* A sweep over keys and values, in a ring of EXTRA stages more than the solver's, which overwrite parts of
@@ -29,15 +30,17 @@ static __device__ __forceinline__ void stream_values(const block_system<DIM, DEC
     }
 }
 
-/* A tile of bf16 rows in the memory of fp16: the largest |x| of the thread's columns of each of its rows. */
+/* A tile of rows of the problem, of float16 where `is_f16`, in the memory of fp16: the largest |x| of the
+ * thread's columns of each of its rows. */
 template <int DIM>
-static __device__ __forceinline__ void wide_tile_tops(float (&top)[2], const __half *tile, const row_pair &r)
+static __device__ __forceinline__ void wide_tile_tops(float (&top)[2], const __half *tile, const row_pair &r,
+                                                      bool is_f16 = false)
 {
     const uint32_t *const words = (const uint32_t *)tile;
     top[0] = top[1] = 0;
 #pragma unroll 8
     for (int n = 0; n < DIM / 4; n++) {
-        const float2 x = unpack_pair<__nv_bfloat16>(words[swizzled(r.at[n % 2], column_of(n / 2, 0)) / 2]);
+        const float2 x = unpack_16_bits(words[swizzled(r.at[n % 2], column_of(n / 2, 0)) / 2], is_f16);
         top[n % 2] = fmaxf(top[n % 2], fmaxf(fabsf(x.x), fabsf(x.y)));
     }
 }
@@ -45,12 +48,12 @@ static __device__ __forceinline__ void wide_tile_tops(float (&top)[2], const __h
 /* Such a tile, times `factor` of each row, becomes fp16, which may be in place. */
 template <int DIM>
 static __device__ __forceinline__ void narrow_tile(__half *to, const __half *tile, const row_pair &r,
-                                                   const float (&factor)[2])
+                                                   const float (&factor)[2], bool is_f16 = false)
 {
 #pragma unroll 8
     for (int n = 0; n < DIM / 4; n++) {
         const int at = swizzled(r.at[n % 2], column_of(n / 2, 0));
-        const float2 x = unpack_pair<__nv_bfloat16>(*(const uint32_t *)(tile + at));
+        const float2 x = unpack_16_bits(*(const uint32_t *)(tile + at), is_f16);
         *(uint32_t *)(to + at) = pack_pair<__half>(x.x * factor[n % 2], x.y * factor[n % 2]);
     }
 }
@@ -69,7 +72,7 @@ static __device__ __forceinline__ void load_block_queries(block_system<DIM, DECA
     }
     barrier_wait(&sys.sm.query_full, count % 2);
     float top[2], inverse[2];
-    wide_tile_tops<DIM>(top, sys.sm.query, sys.r);
+    wide_tile_tops<DIM>(top, sys.sm.query, sys.r, sys.p.dtype == LOAM_F16);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const float unit = unit_of_largest<__half>(quad_max(top[row]));
@@ -77,7 +80,7 @@ static __device__ __forceinline__ void load_block_queries(block_system<DIM, DECA
         sys.query_unit[row] = unit * power_inverse(sys.units.key);
         sys.scale2[row] *= unit * sys.units.key;
     }
-    narrow_tile<DIM>(sys.sm.query, sys.sm.query, sys.r, inverse);
+    narrow_tile<DIM>(sys.sm.query, sys.sm.query, sys.r, inverse, sys.p.dtype == LOAM_F16);
     fence_async_proxy();
     __syncthreads();
 }
@@ -189,10 +192,10 @@ static __device__ __forceinline__ void put_output(const block_system<DIM, DECAYE
     const float value = sys.units.value,
                 unit[2] = { cg.unit[0] * image_unit(sys, own, 0), cg.unit[1] * image_unit(sys, own, 1) };
     float error2[2] = { 0, 0 }, bad[2] = { 0, 0 };
-    __nv_bfloat16 *to[2];
+    uint16_t *to[2];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        to[row] = (__nv_bfloat16 *)a.o.data +
+        to[row] = (uint16_t *)a.o.data +
                   LOCAL_AT(a.o, sys.block.s.b, sys.block.h, sys.block.s.q0 + sys.block.i0 + sys.r.at[row]);
     }
 #pragma unroll
@@ -208,7 +211,9 @@ static __device__ __forceinline__ void put_output(const block_system<DIM, DECAYE
                 out[c] = value * (mean - unit[row] * (sums[n / 8][n % 8][e + c] - total[row] * mean));
                 bad[row] += out[c] * 0;
             }
-            if (sys.r.real[row]) store_bf16_columns(to[row], column_of(n, 0), sys.p.dim_v, out[0], out[1]);
+            if (sys.r.real[row])
+                store_channels(to[row], sys.p.dtype == LOAM_F16, column_of(n, 0), (int)sys.p.dim_v, out[0],
+                               out[1]);
         }
     }
     error[0] = error2[0], error[1] = error2[1];

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Local Linear Attention forward on Hopper: the passes of local/cuda/forward_solved.cu, for bf16, dot scores
- * that may decay but have no other bias, and head dimensions to 128: tiles are 64 or 128 channels wide, and
- * channels that the arrays do not have are 0. A thread block is one warpgroup with 64 rows. Operands of
- * products are fp16: three bits more a part than bf16, which the keys of trained models need.
+ * Local Linear Attention forward on Hopper: the passes of local/cuda/forward_solved.cu, for bf16 and float16,
+ * dot scores that may decay but have no other bias, and head dimensions to 128: tiles are 64 or 128 channels
+ * wide, and channels that the arrays do not have are 0. A thread block is one warpgroup with 64 rows.
+ * Operands of products are fp16: three bits more a part than bf16, which the keys of trained models need.
  *
  * Blocks whose rows see many keys have directions and weights in one part each, which leaves a residual of
  * about 2^-11; the last sweep measures the true one. Where it misses the tolerance, or the iteration is too
@@ -334,7 +334,9 @@ size_t local_solved_hopper_work(const loam_problem *p)
 
 bool local_solved_hopper_reads(const loam_problem *p, const loam_args *a)
 {
-    return !a->weights.data && query_map_fits(p, &a->q) && key_map_fits(p, &a->k) && key_map_fits(p, &a->v);
+    /* What the plain kernels save with float16 is relative to the first key, and they read it. */
+    return !a->weights.data && !(p->dtype == LOAM_F16 && a->saved) && query_map_fits(p, &a->q) &&
+           key_map_fits(p, &a->k) && key_map_fits(p, &a->v);
 }
 
 loam_status local_solved_hopper(const loam_problem *p, const loam_args *a, loam_error *error)

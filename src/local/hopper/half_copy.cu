@@ -5,6 +5,7 @@
 #include "src/gpu/hopper.cuh"
 #include "src/gpu/launch.cuh"
 #include "src/local/hopper/maps.cuh"
+#include "src/local/hopper/tile.cuh"
 
 enum {
     COPY_THREADS = 256,
@@ -19,11 +20,11 @@ enum {
 #define SPAN_LEAST 0x1p-24f
 
 struct copy_tokens {
-    const __nv_bfloat16 *from;
+    const uint16_t *from;
     __half *to;
     int64_t sequence, h, from_stride, count;
-    int channels; /* of the source; the copy has 0 beyond them */
-    bool values;
+    int channels;        /* of the source; the copy has 0 beyond them */
+    bool values, is_f16; /* is_f16: of float16, else of bfloat16 */
 };
 
 /* The pieces of COPY_TOKENS tokens of a head. */
@@ -45,9 +46,10 @@ static __device__ __forceinline__ copy_tokens copy_tokens_of(const half_copy &co
     const loam_const_view &from = x.values ? a.v : a.k, &to = x.values ? copy.values : copy.keys;
     const int64_t first = blockIdx.x % pieces * COPY_TOKENS, left = s.nk - first;
     x.count = left < COPY_TOKENS ? left : COPY_TOKENS;
-    x.from = (const __nv_bfloat16 *)from.data + LOCAL_AT(from, s.b, x.h, s.k0 + first);
+    x.from = (const uint16_t *)from.data + LOCAL_AT(from, s.b, x.h, s.k0 + first);
     x.to = (__half *)to.data + LOCAL_AT(to, s.b, x.h, s.k0 + first);
-    x.from_stride = from.token, x.channels = (int)(x.values ? p.dim_v : p.dim_qk);
+    x.is_f16 = p.dtype == LOAM_F16, x.from_stride = from.token,
+    x.channels = (int)(x.values ? p.dim_v : p.dim_qk);
     return x;
 }
 
@@ -56,9 +58,10 @@ static __device__ __forceinline__ copy_tokens copy_tokens_of(const half_copy &co
 template <int DIM> struct copy_pieces {
     static constexpr int share = DIM / PIECE, step = COPY_THREADS / share, most = COPY_TOKENS / step;
     const int channel = (int)threadIdx.x % share * PIECE, first = (int)threadIdx.x / share;
+    const bool is_f16;
     uint4 words[most];
 
-    __device__ __forceinline__ copy_pieces(const copy_tokens &x)
+    __device__ __forceinline__ copy_pieces(const copy_tokens &x) : is_f16(x.is_f16)
     {
 #pragma unroll
         for (int n = 0; n < most; n++) {
@@ -67,20 +70,20 @@ template <int DIM> struct copy_pieces {
         }
     }
     /* The piece of a row of this many channels. */
-    __device__ __forceinline__ uint4 piece(const __nv_bfloat16 *row, int channels) const
+    __device__ __forceinline__ uint4 piece(const uint16_t *row, int channels) const
     {
         if (channel + PIECE <= channels) return *(const uint4 *)(row + channel);
         uint32_t part[PIECE / 2] = {};
 #pragma unroll
         for (int c = 0; c < PIECE; c++)
-            if (channel + c < channels) part[c / 2] |= ((const uint16_t *)row)[channel + c] << c % 2 * 16;
+            if (channel + c < channels) part[c / 2] |= row[channel + c] << c % 2 * 16;
         return make_uint4(part[0], part[1], part[2], part[3]);
     }
     __device__ __forceinline__ int token(int n) const { return first + n * step; }
     __device__ __forceinline__ void unpack(float2 (&pair)[4], int n) const
     {
-        pair[0] = unpack_pair<__nv_bfloat16>(words[n].x), pair[1] = unpack_pair<__nv_bfloat16>(words[n].y);
-        pair[2] = unpack_pair<__nv_bfloat16>(words[n].z), pair[3] = unpack_pair<__nv_bfloat16>(words[n].w);
+        pair[0] = unpack_16_bits(words[n].x, is_f16), pair[1] = unpack_16_bits(words[n].y, is_f16);
+        pair[2] = unpack_16_bits(words[n].z, is_f16), pair[3] = unpack_16_bits(words[n].w, is_f16);
     }
 };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * What the kernels for Hopper share beside arithmetic: bulk copies of tiles, stores of bf16 pairs, and
- * indices that are the same in all lanes of a warp. */
+ * What the kernels for Hopper share beside arithmetic: bulk copies of tiles, pairs of numbers in memory,
+ * and indices that are the same in all lanes of a warp. */
 #ifndef LOAM_LOCAL_HOPPER_TILE_CUH
 #define LOAM_LOCAL_HOPPER_TILE_CUH
 
@@ -17,24 +17,10 @@ static __device__ __forceinline__ void load_tile(T *tile, const CUtensorMap &map
         load_box(tile + c * TOKENS, &map, full, column + c, token, h, b);
 }
 
-/* Stores two neighbours of a row of bf16, in one access where the address is aligned. */
-static __device__ __forceinline__ void store_bf16_pair(__nv_bfloat16 *to, float x, float y)
+/* A pair of numbers of a problem: of float16 where `is_f16`, else of bfloat16. */
+static __device__ __forceinline__ float2 unpack_16_bits(uint32_t pair, bool is_f16)
 {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
-    if ((uintptr_t)to % 4 == 0)
-        *(__nv_bfloat162 *)to = pair;
-    else
-        to[0] = pair.x, to[1] = pair.y;
-}
-
-/* The same of columns c and c + 1 of a row, which has `columns`. */
-static __device__ __forceinline__ void store_bf16_columns(__nv_bfloat16 *row, int c, int64_t columns, float x,
-                                                          float y)
-{
-    if (c + 1 < columns)
-        store_bf16_pair(row + c, x, y);
-    else if (c < columns)
-        row[c] = __float2bfloat16_rn(x);
+    return is_f16 ? unpack_pair<__half>(pair) : unpack_pair<__nv_bfloat16>(pair);
 }
 
 /* Stores x and y as columns c and c + 1 of row `line` of `data`, whose rows are dense and have `columns`. */
@@ -48,6 +34,14 @@ static __device__ __forceinline__ void save_pair(void *data, int64_t line, int c
         if (c < columns) to[0] = x;
         if (c + 1 < columns) to[1] = y;
     }
+}
+
+/* The two again; zeros beyond the columns. */
+static __device__ __forceinline__ float2 load_pair(const void *data, int64_t line, int c, int64_t columns)
+{
+    const float *const from = (const float *)data + line * columns + c;
+    if (columns % 2 == 0) return c < columns ? *(const float2 *)from : make_float2(0, 0);
+    return { c < columns ? from[0] : 0, c + 1 < columns ? from[1] : 0 };
 }
 
 /* Tells the compiler that x is the same in all lanes: descriptors made from x then cost the lanes nothing. */
