@@ -284,8 +284,9 @@ VEC_INLINE void dots_store(const int rows, vec *sum, table_rows io, int64_t j)
 /* The keys from j on, the last one again beyond the table, and their sums, 0. */
 VEC_INLINE void dots_begin(const int rows, const table *t, int64_t j, const char *at[VL], vec sum[VL])
 {
+    const int keys = VL / rows;
 #pragma GCC unroll 16
-    for (int e = 0; e < VL / rows; e++)
+    for (int e = 0; e < keys; e++)
         at[e] = t->data + (j + e < t->rows ? j + e : t->rows - 1) * t->step;
 #pragma GCC unroll 16
     for (int e = 0; e < VL; e++)
