@@ -124,7 +124,7 @@ static void sets_are_chosen_by_processor(void **state)
         const char *processor;
         cpu_features f; /* intel, avx2, avx512, avx512bf16, amx */
         cpu_isa f32, bf16;
-    } rows[] = {
+    } known[] = {
         { "AMD family 25, Zen 3", { 0, 1, 0, 0, 0 }, CPU_AVX2, CPU_AVX2 },
         { "AMD family 25, Zen 4", { 0, 1, 1, 1, 0 }, CPU_AVX512, CPU_AVX512BF16 },
         { "AMD family 26, Zen 5", { 0, 1, 1, 1, 0 }, CPU_AVX512, CPU_AVX512BF16 },
@@ -136,11 +136,11 @@ static void sets_are_chosen_by_processor(void **state)
         { "AVX-512 without AVX2", { 0, 0, 1, 1, 0 }, CPU_PORTABLE, CPU_PORTABLE },
         { "tiles without AVX-512", { 1, 1, 0, 0, 1 }, CPU_AVX2, CPU_AVX2 },
     };
-    for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
-        const cpu_isa f32 = chosen_of(&rows[r].f, false), bf16 = chosen_of(&rows[r].f, true);
-        if (f32 != rows[r].f32 || bf16 != rows[r].bf16)
+    for (size_t r = 0; r < sizeof known / sizeof *known; r++) {
+        const cpu_isa f32 = chosen_of(&known[r].f, false), bf16 = chosen_of(&known[r].f, true);
+        if (f32 != known[r].f32 || bf16 != known[r].bf16)
             fail_msg("%s: sets %d and %d of cpu_isa are chosen for float32 and bfloat16, expected %d and %d",
-                     rows[r].processor, (int)f32, (int)bf16, (int)rows[r].f32, (int)rows[r].bf16);
+                     known[r].processor, (int)f32, (int)bf16, (int)known[r].f32, (int)known[r].bf16);
     }
 }
 
