@@ -116,10 +116,13 @@ VEC_INLINE vec v_load_part(const loam_dtype dtype, const char *x, int n)
 #define V_HIGH(a, b) __builtin_shufflevector(a, b, 2, 6, 3, 7)
 #endif
 
+/* Rows of 16-bit elements lie at any multiple of two bytes. */
+typedef int32_t pairs_unaligned __attribute__((vector_size(VEC_BYTES), aligned(2), may_alias));
+
 /* The first n elements, 0 < n <= 2 VL, and zeros. */
 VEC_INLINE vmask v_load_pairs(const char *x, int n)
 {
-    if (n == 2 * VL) return *(const vmask_unaligned *)(const void *)x;
+    if (n == 2 * VL) return *(const pairs_unaligned *)(const void *)x;
 #if defined __AVX512F__
     return (vmask)_mm512_maskz_loadu_epi16((__mmask32)((1u << n) - 1), x);
 #else
