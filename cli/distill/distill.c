@@ -69,14 +69,21 @@ static int check(request *r, io_error *error)
     return !status && r->out ? experiment_check_out(r->out, error) : status;
 }
 
+static request request_default(void)
+{
+    return (request){ .words = lm_words_default(),
+                      .choice = { .tokens = 4096, .context = 512 },
+                      .windows = 64,
+                      .layer = -1,
+                      .measured_windows = 8,
+                      .measured_steps = 100,
+                      .budget = { .unit = 8, .most = LOAM_MAX_DIM },
+                      .training = training_options_default() };
+}
+
 static int read_request(request *r, int argc, char **argv, const char **model, bool *help, io_error *error)
 {
-    *r = (request){
-        .words = lm_words_default(), .windows = 64, .layer = -1, .measured_windows = 8, .measured_steps = 100
-    };
-    r->budget = (dof_budget){ .unit = 8, .most = LOAM_MAX_DIM };
-    r->choice.tokens = 4096, r->choice.context = 512;
-    r->training = training_options_default();
+    *r = request_default();
     const option_row rows[] = {
         { "calibration", OPTION_TEXT, &r->calibration, 0, 0, "FILE,..", "texts that features are fitted to" },
         { "windows", OPTION_INT, &r->windows, 1, 1e6, "N",

@@ -72,7 +72,7 @@ static void test_table(void **state)
     check_windows();
 }
 
-/* What begins elsewhere ends elsewhere, and goes on from a file of its own; without training there is no difference. */
+/* What begins elsewhere ends elsewhere, and goes on from a file of its own; no other row depends on it. */
 static void test_start(void **state)
 {
     (void)state;
