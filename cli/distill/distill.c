@@ -32,22 +32,33 @@ static const double interval = 60; /* seconds between checkpoints */
 
 typedef struct request {
     lm_words words;
-    const char *calibration, *texts, *loss, *strategy, *out;
+    const char *calibration, *texts, *loss, *strategy, *start, *out;
     ridge_choice choice; /* of what is predicted */
     int64_t windows, layer, seed, measured_windows, measured_steps, hybrid;
     dof_budget budget;
     bool shared, cascade, untied;
-    int how; /* the strategy */
+    int how;   /* the strategy */
+    int begin; /* a student_start, of what is trained */
     training_options training;
 } request;
 
 /* ---- options */
+
+static const char *start_name(int index)
+{
+    static const char *const names[] = { [STUDENT_PAIRS] = "pairs",
+                                         [STUDENT_NORMAL] = "normal",
+                                         [STUDENT_ORTHOGONAL] = "orthogonal",
+                                         [STUDENT_DCT] = "dct" };
+    return (size_t)index < sizeof names / sizeof *names ? names[index] : NULL;
+}
 
 static int check(request *r, io_error *error)
 {
     int kind = r->training.loss;
     int status = names_choose("loss", r->loss, course_loss, &kind, error);
     if (!status) status = names_choose("strategy", r->strategy, strategy_name, &r->how, error);
+    if (!status) status = names_choose("start", r->start, start_name, &r->begin, error);
     r->training.loss = (feature_loss_kind)kind, r->training.seed = (uint64_t)r->seed;
     if (!status && r->budget.mean > 0 && dof_budget_check(&r->budget, error)) return EXIT_USAGE;
     if (!status && r->hybrid > 0 && r->training.steps > 0 && kind != FEATURE_LOSS_SOFTMAX)
@@ -58,14 +69,21 @@ static int check(request *r, io_error *error)
     return !status && r->out ? experiment_check_out(r->out, error) : status;
 }
 
+static request request_default(void)
+{
+    return (request){ .words = lm_words_default(),
+                      .choice = { .tokens = 4096, .context = 512 },
+                      .windows = 64,
+                      .layer = -1,
+                      .measured_windows = 8,
+                      .measured_steps = 100,
+                      .budget = { .unit = 8, .most = LOAM_MAX_DIM },
+                      .training = training_options_default() };
+}
+
 static int read_request(request *r, int argc, char **argv, const char **model, bool *help, io_error *error)
 {
-    *r = (request){
-        .words = lm_words_default(), .windows = 64, .layer = -1, .measured_windows = 8, .measured_steps = 100
-    };
-    r->budget = (dof_budget){ .unit = 8, .most = LOAM_MAX_DIM };
-    r->choice.tokens = 4096, r->choice.context = 512;
-    r->training = training_options_default();
+    *r = request_default();
     const option_row rows[] = {
         { "calibration", OPTION_TEXT, &r->calibration, 0, 0, "FILE,..", "texts that features are fitted to" },
         { "windows", OPTION_INT, &r->windows, 1, 1e6, "N",
@@ -88,6 +106,8 @@ static int read_request(request *r, int argc, char **argv, const char **model, b
           "also exact sinks and a window of W tokens beside fewer features; default: not" },
         { "layer", OPTION_INT, &r->layer, 0, 1e6, "N", "the one layer without softmax; default all" },
         { "loss", OPTION_TEXT, &r->loss, 0, 0, "NAME", "softmax (default), l2row or l2" },
+        { "start", OPTION_TEXT, &r->start, 0, 0, "NAME",
+          "where training begins: pairs (default), normal, orthogonal or dct; a cascade at pairs" },
         { "untied", OPTION_FLAG, &r->untied, 0, 0, NULL,
           "also a student whose queries and keys have features of their own, trained on the CPU" },
         { "cascade", OPTION_FLAG, &r->cascade, 0, 0, NULL,
@@ -240,15 +260,24 @@ static int finish(command *c, const student *s, io_error *error)
     return !status && c->r->out ? save_model(c, s, c->r->out, error) : status;
 }
 
-static int train(command *c, const distill_arm *arm, student *s, const char *path, io_error *error)
+/* Of a training: what began elsewhere than at pairs has a file of its own. */
+static void checkpoint_of(const request *r, const distill_arm *arm, char path[EXPERIMENT_PATH])
+{
+    const bool pairs = r->begin == STUDENT_PAIRS;
+    if (arm->form == FORM_CASCADE)
+        snprintf(path, EXPERIMENT_PATH, "%s/cascade", r->out);
+    else
+        snprintf(path, EXPERIMENT_PATH, "%s/%s%s%s.safetensors", r->out,
+                 arm->form == FORM_UNTIED ? "untied" : "training", pairs ? "" : "-",
+                 pairs ? "" : start_name(r->begin));
+}
+
+static int train(command *c, const distill_arm *arm, student *s, io_error *error)
 {
     const bool cascade = arm->form == FORM_CASCADE;
-    char own[EXPERIMENT_PATH];
-    snprintf(own, sizeof own, "%s/%s", c->r->out ? c->r->out : "",
-             cascade ? "cascade" : "untied.safetensors");
-    const fit by = { c->r->training, path && arm->form != FORM_TRAINED ? own : path,
-                     interval,       INFINITY,
-                     count_one,      &c->bar };
+    char path[EXPERIMENT_PATH];
+    if (c->r->out) checkpoint_of(c->r, arm, path);
+    const fit by = { c->r->training, c->r->out ? path : NULL, interval, INFINITY, count_one, &c->bar };
     bool whole;
     progress_begin(&c->bar, arm->name, by.options.steps * (cascade ? c->from.of.layers : 1));
     const int status = cascade ? fit_cascade(&c->from, s, &by, &whole, error)
@@ -260,15 +289,17 @@ static int train(command *c, const distill_arm *arm, student *s, const char *pat
 static bool is_trained(const distill_arm *a) { return a->form >= FORM_TRAINED; }
 
 /* last: its student is the one that is kept. */
-static int measure_arm(command *c, const distill_arm *arm, const char *path, bool last, io_error *error)
+static int measure_arm(command *c, const distill_arm *arm, bool last, io_error *error)
 {
     student s = { 0 };
+    distill_arm from = *arm;
     int status = 0;
     if (!distill_arm_has_features(arm)) return measure(c, arm, NULL, 0, error);
-    status = distillation_begin(&c->from, &s, arm, c->shares.features, c->shares.used, c->r->training.seed,
+    if (is_trained(arm)) from.start = (student_start)c->r->begin;
+    status = distillation_begin(&c->from, &s, &from, c->shares.features, c->shares.used, c->r->training.seed,
                                 error);
     if (!status && arm->form == FORM_UNTIED) status = student_untie(&s, error);
-    if (!status && is_trained(arm)) status = train(c, arm, &s, path, error);
+    if (!status && is_trained(arm)) status = train(c, arm, &s, error);
     if (!status) status = measure(c, arm, &s, 0, error);
     if (!status && last) status = finish(c, &s, error);
     student_close(&s);
@@ -320,7 +351,7 @@ static bool is_wanted(const command *c, const distill_arm *a)
     }
 }
 
-static int measure_all(command *c, const char *path, io_error *error)
+static int measure_all(command *c, io_error *error)
 {
     int last = 0;
     for (int i = 0; distill_arm_at(i); i++)
@@ -328,7 +359,7 @@ static int measure_all(command *c, const char *path, io_error *error)
     const distill_arm *arm;
     int status = 0;
     for (int i = 0; !status && (arm = distill_arm_at(i)); i++)
-        if (is_wanted(c, arm)) status = measure_arm(c, arm, path, i == last, error);
+        if (is_wanted(c, arm)) status = measure_arm(c, arm, i == last, error);
     return status;
 }
 
@@ -433,14 +464,13 @@ static int write_windows(const command *c, const char *path, io_error *error)
 static int run(command *c, io_error *error)
 {
     const char *const out = c->r->out;
-    char checkpoint[EXPERIMENT_PATH], csv[EXPERIMENT_PATH], windows[EXPERIMENT_PATH], hybrid[EXPERIMENT_PATH];
-    snprintf(checkpoint, sizeof checkpoint, "%s/training.safetensors", out ? out : "");
+    char csv[EXPERIMENT_PATH], windows[EXPERIMENT_PATH], hybrid[EXPERIMENT_PATH];
     snprintf(csv, sizeof csv, "%s/results.csv", out ? out : "");
     snprintf(windows, sizeof windows, "%s/windows.csv", out ? out : "");
     snprintf(hybrid, sizeof hybrid, "%s/hybrid.safetensors", out ? out : "");
     int status = open_all(c, error);
     if (!status && out) status = experiment_make_directories(out, error);
-    if (!status) status = measure_all(c, out ? checkpoint : NULL, error);
+    if (!status) status = measure_all(c, error);
     if (!status) status = measure_hybrids(c, out ? hybrid : NULL, error);
     if (!status) print(c);
     if (!status && out) status = write_windows(c, windows, error);

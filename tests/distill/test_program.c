@@ -72,6 +72,25 @@ static void test_table(void **state)
     check_windows();
 }
 
+/* What begins elsewhere ends elsewhere, and goes on from a file of its own; no other row depends on it. */
+static void test_start(void **state)
+{
+    (void)state;
+    make_texts();
+    const outcome pairs = run_loam(BASE "--features 8 --steps 6 --out s"),
+                  normal = run_loam(BASE "--features 8 --steps 6 --out s --start normal"),
+                  again = run_loam(BASE "--features 8 --steps 6 --out s --start normal"),
+                  none = run_loam(BASE "--features 8 --steps 0 --start normal");
+    expect_status(&pairs, 0), expect_status(&normal, 0), expect_status(&again, 0), expect_status(&none, 0);
+    assert_true(fabs(nll_of(&pairs, "trained") - nll_of(&normal, "trained")) > 1e-4);
+    assert_true(fabs(nll_of(&pairs, "balanced pairs") - nll_of(&none, "balanced pairs")) < 1e-9);
+    assert_string_equal(normal.out, again.out);
+    assert_true(shell_holds("ls s/training.safetensors s/training-normal.safetensors"));
+    const outcome wrong = run_loam(BASE "--start uniform");
+    expect_status(&wrong, 2);
+    assert_non_null(strstr(wrong.err, "pairs, normal, orthogonal or dct"));
+}
+
 /* Sinks and a window beside features: rows of their own, drawn and trained, which goes on where it was. */
 static void test_hybrid(void **state)
 {
@@ -373,8 +392,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table),   cmocka_unit_test(test_strategies), cmocka_unit_test(test_heads),
         cmocka_unit_test(test_hybrid),  cmocka_unit_test(test_resumed),    cmocka_unit_test(test_model),
-        cmocka_unit_test(test_untied),  cmocka_unit_test(test_cascade),    cmocka_unit_test(test_encoder),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_start),   cmocka_unit_test(test_untied),     cmocka_unit_test(test_cascade),
+        cmocka_unit_test(test_encoder), cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, program_setup, program_teardown);
 }
