@@ -92,7 +92,7 @@ def test_results_that_are_wanted(name):
         results = ALL[name](wanting, **options)
         assert len(results) == len(want)
         if name == "lla_path" and wanting.q.requires_grad:
-            # Its rows are solved otherwise where a backward follows.
+            # Its rows are solved otherwise where a backward follows (docs/scores.md).
             assert all(torch.allclose(x, y, atol=1e-4) for x, y in zip(results[:2], found))
             continue
         assert all(torch.equal(x, y) for x, y in zip(results[:2], found))
