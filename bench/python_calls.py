@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""What a call of loam_attn costs: one token, one head, 8 channels, one thread, microseconds, the best of 200
-loops of 200 calls, or on a GPU, where the host's time counts alone, of 50 of 100, which fit the queue of
-launches.
+"""What a call of loam_attn costs: one token, one head, 8 channels, one thread, microseconds: the median of
+200 loops of 200 calls, and the best of them; on a GPU, where the host's time counts alone, of 50 of 100,
+which fit the queue of launches. A second of calls that do not count comes first, and a tenth of one before
+each row.
 
     OMP_NUM_THREADS=1 PYTHONPATH=build/python python3 bench/python_calls.py [cpu|cuda]
 
 What C takes of it says loam-calls."""
+import statistics
 import sys
 import time
 
@@ -20,21 +22,29 @@ except ImportError:
     torch = None
 
 
-def best(call, calls=200, loops=200, wait=lambda: None):
-    call()
-    found = float("inf")
-    for _ in range(loops):
-        wait()
-        begun = time.perf_counter()
-        for _ in range(calls):
-            call()
-        found = min(found, (time.perf_counter() - begun) / calls)
-    return found * 1e6
+def loop(call, calls, wait):
+    wait()
+    begun = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - begun) / calls
+
+
+def warm_up(call, seconds, calls=200, wait=lambda: None):
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        loop(call, calls, wait)
+
+
+def usual(call, calls=200, loops=200, wait=lambda: None):
+    warm_up(call, 0.1, calls, wait)
+    times = [loop(call, calls, wait) * 1e6 for _ in range(loops)]
+    return f"{statistics.median(times):7.2f} (best {min(times):6.2f}) us"
 
 
 def row(name, softmax, gated_delta, **how):
-    times = best(softmax, **how), best(gated_delta, **how)
-    print(f"{name:32} softmax {times[0]:7.2f} us   gated delta {times[1]:7.2f} us", flush=True)
+    times = usual(softmax, **how), usual(gated_delta, **how)
+    print(f"{name:32} softmax {times[0]}   gated delta {times[1]}", flush=True)
 
 
 def functions(q, k, v, g, beta):
@@ -59,7 +69,7 @@ def measure_torch(arrays, device, **how):
     row(f"PyTorch {device}, and backward", *there_and_back, **how)
     sdpa = torch.nn.functional.scaled_dot_product_attention
     q, k, v = (x.detach().transpose(1, 2) for x in leaves[:3])
-    print(f"{f'PyTorch {device}, its own SDPA':32} softmax {best(lambda: sdpa(q, k, v), **how):7.2f} us")
+    print(f"{f'PyTorch {device}, its own SDPA':32} softmax {usual(lambda: sdpa(q, k, v), **how)}")
 
 
 def main():
@@ -68,6 +78,7 @@ def main():
     g, beta = -rng.random((1, 1, 1), "float32"), rng.random((1, 1, 1), "float32")
     arrays = q, k, v, g, beta
     la.set_num_threads(1)
+    warm_up(functions(*arrays)[0], 1)
     row("NumPy", *functions(*arrays))
     wanted = sys.argv[1:] or ["cpu", "cuda"]
     if torch:

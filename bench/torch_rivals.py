@@ -157,6 +157,20 @@ def forward(row, options):
 
 
 class SdpaAttention(layers.SoftmaxAttention):
+    """PyTorch alone: positions too are as transformers has them, by tables in the dtype of x."""
+
+    def __init__(self, width, heads, most_tokens=1 << 14):
+        super().__init__(width, heads)
+        frequencies = self.rope_base ** -(torch.arange(0, self.head_dim, 2) / self.head_dim)
+        angles = torch.outer(torch.arange(most_tokens), frequencies).repeat(1, 2)[:, None]
+        self.register_buffer("cosines", angles.cos(), persistent=False)
+        self.register_buffer("sines", angles.sin(), persistent=False)
+
+    def turn(self, x, cache):
+        cosines, sines = (y[: x.shape[1]].to(x.dtype) for y in (self.cosines, self.sines))
+        first, second = x.chunk(2, -1)
+        return x * cosines + torch.cat((-second, first), -1) * sines
+
     def attend(self, x, q, k, v, **call):
         q, k, v = (y.transpose(1, 2) for y in (q, k, v))
         return functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)

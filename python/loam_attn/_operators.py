@@ -71,22 +71,25 @@ def _values(args: tuple[Any, ...]) -> dict[str, Any]:
     return values
 
 
-def _saved_bytes(values: dict[str, Any]) -> int:
-    """Room for a mean key, a mean value, a probe and a log-sum-exp of each row, whatever their alignment;
-    on a recurrence for another mean key and what it is read at. A plan would say less, but only for sizes
-    that are numbers, and not for symbols of torch.compile."""
+def _saved_bytes(mechanism: str, values: dict[str, Any]) -> int:
+    """Room for what a row leaves for backward, whatever its alignment: a mean value and a log-sum-exp; of
+    Parallax the probe's mean and what it takes from o, of LLA a mean key and the probe, of hybrids the near
+    keys' share. On a recurrence keys are values too, and where it is read is kept. A plan would say no more
+    than is needed, but only for sizes that are numbers, and not for symbols of torch.compile."""
     q, v = values["q"], values["v"]
     real = 8 if q.dtype == torch.float64 else 4
     batch, tokens, heads, channels = q.shape
-    keys = 2 if values["linear"] is None else 4
-    return batch * tokens * heads * (1 + keys * channels + v.shape[3]) * real + 1024
+    read = 0 if values["linear"] is None else channels
+    width = v.shape[3] + read
+    own = {"parallax": 2 + width, "lla": 2 * channels}.get(mechanism, 1)
+    return batch * tokens * heads * (1 + width + own + read) * real + 1024
 
 
 def _forward(*args: Any) -> list[Tensor]:
     """o, state, log-sum-exp, probe, weights, info, saved: those that are wanted."""
     values = {**_values(args), **dict(zip(_FLAGS, args[_ARGS:]))}
     if values["save"] and args[0] not in RECURRENT:
-        values["save"] = _saved_bytes(values)
+        values["save"] = _saved_bytes(args[0], values)
     results = on_device(_core.run, args[0], values)
     return [x for x in (results if isinstance(results, tuple) else (results,)) if x is not None]
 
@@ -134,7 +137,7 @@ def _(*args: Any) -> list[Tensor]:
         for _ in range(1 if values["linear"] is None else 2):
             results.append(q.new_empty((*rows, 4), dtype=torch.int32))
     if save and mechanism not in RECURRENT:
-        results.append(q.new_empty((_saved_bytes(values),), dtype=torch.uint8))
+        results.append(q.new_empty((_saved_bytes(mechanism, values),), dtype=torch.uint8))
     return results
 
 

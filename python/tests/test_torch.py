@@ -92,7 +92,7 @@ def test_results_that_are_wanted(name):
         results = ALL[name](wanting, **options)
         assert len(results) == len(want)
         if name == "lla_path" and wanting.q.requires_grad:
-            # Its rows are solved otherwise where a backward follows.
+            # Its rows are solved otherwise where a backward follows (docs/scores.md).
             assert all(torch.allclose(x, y, atol=1e-4) for x, y in zip(results[:2], found))
             continue
         assert all(torch.equal(x, y) for x, y in zip(results[:2], found))
@@ -187,6 +187,16 @@ def test_compile_is_the_same(name):
     assert all(torch.equal(found[key], want[key]) for key in want)
     with torch.no_grad():
         assert torch.equal(compiled(c), output(ALL[name](d)))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_operators_are_the_same(name, monkeypatch):
+    """More rows than the slack of what an operator saves would hide."""
+    want = gradients(ALL[name], Tensors(differentiable=True, tokens=80))
+    monkeypatch.setattr(la._torch, "_is_traced", lambda q: True)
+    found = gradients(ALL[name], Tensors(differentiable=True, tokens=80))
+    assert want.keys() == found.keys()
+    assert all(torch.equal(found[key], want[key]) for key in want)
 
 
 @pytest.mark.parametrize("name", ["gla", "mesa", "over_mesa", "features_all"])

@@ -18,10 +18,10 @@
 #ifndef LOAM_LOCAL_HOPPER_BACKWARD_GIVEN_CUH
 #define LOAM_LOCAL_HOPPER_BACKWARD_GIVEN_CUH
 
-#include "src/gpu/blocks.cuh"
 #include "src/local/hopper/backward_given_pairs.cuh"
 #include "src/local/hopper/channels.cuh"
 #include "src/local/hopper/maps.cuh"
+#include "src/local/hopper/stay.cuh"
 
 /* Tensor maps of the arrays. */
 struct given_backward_maps {
@@ -434,11 +434,16 @@ __global__ void __launch_bounds__(GIVEN_THREADS, 1)
 
 /* ------------------------------------------------------------------ the launches */
 
+template <class S> static int64_t row_blocks(const loam_problem *p)
+{
+    return (p->len_q + S::rows - 1) / S::rows * p->batch * p->heads_q;
+}
+
 template <class S>
 static loam_status launch(const loam_problem *p, const loam_args *a, const row_arrays *rows,
                           loam_error *error)
 {
-    const int64_t blocks = (p->len_q + S::rows - 1) / S::rows * p->batch * p->heads_q;
+    const int64_t blocks = row_blocks<S>(p);
     int64_t grid;
     TRY(cuda_grid_that_stays(blocks, S::stays, &grid, error));
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
@@ -466,8 +471,10 @@ static loam_status launch_decayed(const loam_problem *p, const loam_args *a, con
         return launch<given_backward<T, DIM, PROBED, SCALED || always_scaled, true, false>>(p, a, rows,
                                                                                             error);
     if constexpr (DIM == 64) {
-        if (p->len_q <= GIVEN_SHORT)
-            return launch<given_backward<T, DIM, PROBED, SCALED, false, true>>(p, a, rows, error);
+        typedef given_backward<T, DIM, PROBED, SCALED, false, true> S;
+        bool stay = false;
+        TRY(blocks_stay(&stay, p, p->len_q, row_blocks<S>(p), error));
+        if (stay) return launch<S>(p, a, rows, error);
     }
     return launch<given_backward<T, DIM, PROBED, SCALED, false, false>>(p, a, rows, error);
 }

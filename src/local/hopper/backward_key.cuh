@@ -155,13 +155,18 @@ static loam_status make_maps(key_maps *maps, const loam_problem *p, const loam_a
     return LOAM_OK;
 }
 
+template <class S> static int64_t key_blocks(const loam_problem *p)
+{
+    return (p->len_kv + S::rows - 1) / S::rows * p->batch * p->heads_kv;
+}
+
 /* C: the consumers. Its shape: a key_shape; stays: whether thread blocks stay; consume_block. */
 template <class C>
 static loam_status launch_keys(const loam_problem *p, const loam_args *a, const row_arrays *rows,
                                void *memory, loam_error *error)
 {
     typedef typename C::shape S;
-    const int64_t blocks = (p->len_kv + S::rows - 1) / S::rows * p->batch * p->heads_kv;
+    const int64_t blocks = key_blocks<S>(p);
     const cudaStream_t stream = (cudaStream_t)a->stream;
     int64_t grid;
     TRY(cuda_grid_that_stays(blocks, C::stays, &grid, error));

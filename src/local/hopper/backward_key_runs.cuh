@@ -19,6 +19,7 @@
 #define LOAM_LOCAL_HOPPER_BACKWARD_KEY_RUNS_CUH
 
 #include "src/local/hopper/backward_key.cuh"
+#include "src/local/hopper/stay.cuh"
 
 /* ------------------------------------------------------------------ a tile and 64 keys */
 
@@ -299,9 +300,10 @@ static loam_status launch_staying(const loam_problem *p, const loam_args *a, con
         return launch_keys<run_consumers<key_shape<T, DIM, DIRECTIONS, true>, false>>(p, a, rows, memory,
                                                                                       error);
     typedef key_shape<T, DIM, DIRECTIONS, false> S;
-    return p->len_kv <= KEY_SHORT && p->len_q <= KEY_SHORT
-               ? launch_keys<run_consumers<S, true>>(p, a, rows, memory, error)
-               : launch_keys<run_consumers<S, false>>(p, a, rows, memory, error);
+    bool stay = false;
+    TRY(blocks_stay(&stay, p, p->len_kv > p->len_q ? p->len_kv : p->len_q, key_blocks<S>(p), error));
+    return stay ? launch_keys<run_consumers<S, true>>(p, a, rows, memory, error)
+                : launch_keys<run_consumers<S, false>>(p, a, rows, memory, error);
 }
 
 template <class T, int DIM>
