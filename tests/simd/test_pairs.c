@@ -38,8 +38,8 @@ static void prepare(int64_t count, int64_t width, int64_t summed, uint64_t seed)
     pair_rows(pairs, panel, summed, NULL);
 }
 
-/* The first `width` lanes of out [n][LANES] = begin + sum over t < summed of rows[r][t] (turned: of rows[t][r])
- * times panel[t] */
+/* The first `width` lanes of out [n][LANES] = begin + sum over t < summed of rows[r][t] (turned: of
+ * rows[t][r]) times panel[t] */
 static void check(int64_t n, int64_t summed, int64_t width, bool turned, float begin)
 {
     for (int64_t r = 0; r < n; r++) {

@@ -10,6 +10,8 @@
  *     o = (A (1 + T / omega) - B) / omega
  * A new maximum rescales all sums by exp(m_old - m_new); c + z changes T to T - z omega and B to B - z A.
  *
+ * Few queries of softmax: local/cpu/decode.c.
+ *
  * Solved probe: scores, kept for the block; weights and means; the solver; o = vbar - sum p u v. Rows that
  * the block solver does not accept are computed again in float64 (local/cpu/row_double.h).
  */
@@ -597,15 +599,33 @@ static void forward_block(block *blk, int64_t i0)
     }
 }
 
+/* The kernel of decode whose channels are lanes as wide as these. */
+#if defined __AVX512BF16__
+#define DECODE_ISA(name) name##_avx512
+#else
+#define DECODE_ISA(name) ISA(name)
+#endif
+
+/* Where lanes would be queries there are too few of them: decode reads keys and values once for four. Lengths
+ * alone decide. Decode leaves nothing for backward and no weights. */
+static bool few_queries(const loam_problem *p)
+{
+    return p->mechanism == LOAM_SOFTMAX && !sequence_packed(p) && p->len_q <= (PAIR_DOTS ? 4 : 16) &&
+           p->len_kv >= 4 * TILE_KEYS;
+}
+
 size_t LOCAL_JOIN(ISA(local_forward), work)(const loam_problem *p)
 {
     arena pool = { 0 };
     token_tiles_carve(p, &pool);
-    return size_add(pool.used, size_mul(block_bytes(p), (size_t)p->threads));
+    const size_t bytes = size_add(pool.used, size_mul(block_bytes(p), (size_t)p->threads)),
+                 few = few_queries(p) ? LOCAL_JOIN(DECODE_ISA(local_decode), work)(p) : 0;
+    return few > bytes ? few : bytes;
 }
 
 loam_status ISA(local_forward)(const loam_problem *p, const loam_args *a, loam_error *error)
 {
+    if (few_queries(p) && !a->saved && !a->weights.data) return DECODE_ISA(local_decode)(p, a, error);
     const block_queue queue = block_queue_of(p, p->len_q, p->heads_q);
     const size_t each = block_bytes(p);
     arena shared = { a->work, 0 };

@@ -212,7 +212,8 @@ static inline void load_token_pairs(uint16_t *restrict out, const loam_const_vie
 }
 
 /* The values of all heads for sums over tokens, where TILE_DOTS: to turn a tile by itself for each block of
- * queries would cost as much as its product, so where heads have several they are turned ahead. Tile j / TILE_KEYS of a sequence begins at its key j. */
+ * queries would cost as much as its product, so where heads have several they are turned ahead. Tile
+ * j / TILE_KEYS of a sequence begins at its key j. */
 typedef struct token_tiles {
     uint16_t *at; /* [heads_kv][tiles][channels, whole PAIR_ROWS][TILE_KEYS] */
     int64_t tiles, step;
