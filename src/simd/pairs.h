@@ -171,19 +171,23 @@ static inline void pair_tokens(uint16_t *restrict out, const uint16_t *restrict 
     tile_tokens(out, PAIR_TOKENS, from, stride, tokens, channels);
 }
 
-/* sum [channels][LANES] += tokens^T times a panel of pairs of tokens */
+/* sum [channels][LANES] += tokens^T times a panel of pairs of tokens, at least on the first `width` lanes,
+ * whole vectors */
 static inline void pair_token_product(float *restrict sum, const uint16_t *restrict tokens, int64_t channels,
-                                      const int32_t *restrict panel, int64_t n)
+                                      const int32_t *restrict panel, int64_t n, int64_t width)
 {
     tile_product(sum, channels, tokens, PAIR_TOKENS, panel, pair_whole(n, PAIR_CHANNELS) / PAIR_CHANNELS,
-                 true);
+                 width, true);
 }
 
-/* out [n][LANES] = rows of bfloat16, `stride` elements apart, times a panel of pairs of channels */
+/* out [n][LANES] = rows of bfloat16, `stride` elements apart, times a panel of pairs of channels, at least on
+ * the first `width` lanes */
 static inline void pair_row_product(float *restrict out, int64_t n, const uint16_t *restrict rows,
-                                    int64_t stride, const int32_t *restrict panel, int64_t channels)
+                                    int64_t stride, const int32_t *restrict panel, int64_t channels,
+                                    int64_t width)
 {
-    tile_product(out, n, rows, stride, panel, pair_whole(channels, PAIR_CHANNELS) / PAIR_CHANNELS, false);
+    tile_product(out, n, rows, stride, panel, pair_whole(channels, PAIR_CHANNELS) / PAIR_CHANNELS, width,
+                 false);
 }
 #else
 static inline void pair_tokens(uint16_t *restrict out, const uint16_t *restrict from, int64_t stride,
@@ -205,14 +209,17 @@ static inline void pair_tokens(uint16_t *restrict out, const uint16_t *restrict 
 }
 
 static inline void pair_token_product(float *restrict sum, const uint16_t *restrict tokens, int64_t channels,
-                                      const int32_t *restrict panel, int64_t n)
+                                      const int32_t *restrict panel, int64_t n, int64_t width)
 {
+    (void)width;
     pair_product(sum, channels, tokens, 2, 2 * channels, panel, (n + 1) / 2, true);
 }
 
 static inline void pair_row_product(float *restrict out, int64_t n, const uint16_t *restrict rows,
-                                    int64_t stride, const int32_t *restrict panel, int64_t channels)
+                                    int64_t stride, const int32_t *restrict panel, int64_t channels,
+                                    int64_t width)
 {
+    (void)width;
     pair_product(out, n, rows, stride, 2, panel, (channels + 1) / 2, false);
 }
 #endif

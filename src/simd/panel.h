@@ -91,8 +91,9 @@ static inline void panel_product(float *restrict c, int64_t rows, const float *r
     }
 }
 
-/* Loops over the vectors of one panel row. */
-#define FOR_LANES(lane) for (int lane = 0; lane < LANES; lane += VL)
+/* Loops over the vectors of one panel row, or of its first `width` lanes. */
+#define FOR_LANES_OF(lane, width) for (int lane = 0; lane < (width); lane += VL)
+#define FOR_LANES(lane) FOR_LANES_OF(lane, LANES)
 
 static inline void panel_fill(float *x, int64_t rows, float value)
 {

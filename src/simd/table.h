@@ -9,7 +9,8 @@
  * Lanes are channels in both; table_dots sums over lanes by a transposition, VL keys and rows at a time.
  *
  * Up to four rows x_r or w_r share each load and conversion of the table. The result of a row does not depend
- * on how many rows share them.
+ * on how many rows share them. Float arrays used with a table have a stride of whole vectors, with 0 beyond
+ * the channels.
  */
 #ifndef LOAM_SIMD_TABLE_H
 #define LOAM_SIMD_TABLE_H
@@ -25,10 +26,6 @@ typedef struct table {
     int64_t rows, channels;
     loam_dtype dtype;
 } table;
-
-/* Channels rounded up to whole vectors: the stride of the float arrays used with a table, 0
- * beyond the channels. */
-static inline int64_t whole_vectors(int64_t channels) { return (channels + VL - 1) / VL * VL; }
 
 /* Bytes from a row to one some 8 KiB of elements later, of which each load of the row prefetches its part:
  * the hardware prefetcher stops at each page, and many prefetches at once hold loads up. That row may lie

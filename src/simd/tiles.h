@@ -42,86 +42,70 @@ VEC_INLINE void tile_fence(void) { __asm__ volatile("" ::: "memory"); }
 
 enum { TILE_PANEL_BYTES = LANES * 4 };
 
-/* c [32][LANES] (+)= A b; A: 32 rows of TILE_PAIRS * steps pairs. */
-static inline void tile_rows_32(float *c, const uint16_t *a, int64_t row_bytes, const int32_t *b,
-                                int64_t steps, bool add)
+/* c [rows][LANES] (+)= A b on lanes 0 .. 15, or with `wide` 0 .. 31; A: 16 or 32 rows of TILE_PAIRS * steps
+ * pairs. `rows` and `wide` are constants at each call. */
+VEC_INLINE void tile_block(const int rows, const bool wide, float *c, const uint16_t *a, int64_t row_bytes,
+                           const int32_t *b, int64_t steps, bool add)
 {
+    const bool tall = rows > TILE_ROWS;
     const char *const low = (const char *)a, *const high = low + TILE_ROWS * row_bytes;
-    for (int lane = 0; lane < LANES; lane += 32) {
-        float *const at = c + lane, *const under = at + TILE_ROWS * LANES;
-        if (add) {
-            _tile_loadd(0, at, TILE_PANEL_BYTES);
-            _tile_loadd(1, at + 16, TILE_PANEL_BYTES);
-            _tile_loadd(2, under, TILE_PANEL_BYTES);
-            _tile_loadd(3, under + 16, TILE_PANEL_BYTES);
-        } else {
-            _tile_zero(0);
-            _tile_zero(1);
-            _tile_zero(2);
-            _tile_zero(3);
-        }
-        for (int64_t step = 0; step < steps; step++) {
-            const int32_t *const pairs = b + step * TILE_PAIRS * LANES + lane;
-            _tile_loadd(6, pairs, TILE_PANEL_BYTES);
-            _tile_loadd(4, low + 64 * step, row_bytes);
-            _tile_loadd(7, pairs + 16, TILE_PANEL_BYTES);
-            _tile_loadd(5, high + 64 * step, row_bytes);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_dpbf16ps(1, 4, 7);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
-        _tile_stored(0, at, TILE_PANEL_BYTES);
-        _tile_stored(1, at + 16, TILE_PANEL_BYTES);
-        _tile_stored(2, under, TILE_PANEL_BYTES);
-        _tile_stored(3, under + 16, TILE_PANEL_BYTES);
+    float *const under = c + TILE_ROWS * LANES;
+    _tile_zero(0);
+    if (wide) _tile_zero(1);
+    if (tall) _tile_zero(2);
+    if (tall && wide) _tile_zero(3);
+    if (add) {
+        _tile_loadd(0, c, TILE_PANEL_BYTES);
+        if (wide) _tile_loadd(1, c + 16, TILE_PANEL_BYTES);
+        if (tall) _tile_loadd(2, under, TILE_PANEL_BYTES);
+        if (tall && wide) _tile_loadd(3, under + 16, TILE_PANEL_BYTES);
     }
+    for (int64_t step = 0; step < steps; step++) {
+        const int32_t *const pairs = b + step * TILE_PAIRS * LANES;
+        _tile_loadd(6, pairs, TILE_PANEL_BYTES);
+        _tile_loadd(4, low + 64 * step, row_bytes);
+        if (wide) _tile_loadd(7, pairs + 16, TILE_PANEL_BYTES);
+        if (tall) _tile_loadd(5, high + 64 * step, row_bytes);
+        _tile_dpbf16ps(0, 4, 6);
+        if (wide) _tile_dpbf16ps(1, 4, 7);
+        if (tall) _tile_dpbf16ps(2, 5, 6);
+        if (tall && wide) _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, c, TILE_PANEL_BYTES);
+    if (wide) _tile_stored(1, c + 16, TILE_PANEL_BYTES);
+    if (tall) _tile_stored(2, under, TILE_PANEL_BYTES);
+    if (tall && wide) _tile_stored(3, under + 16, TILE_PANEL_BYTES);
 }
 
-/* The same of 16 rows. */
-static inline void tile_rows_16(float *c, const uint16_t *a, int64_t row_bytes, const int32_t *b,
-                                int64_t steps, bool add)
+/* The same on lanes 0 .. width - 1. */
+VEC_INLINE void tile_strips(const int rows, float *c, const uint16_t *a, int64_t row_bytes, const int32_t *b,
+                            int64_t steps, int64_t width, bool add)
 {
-    for (int lane = 0; lane < LANES; lane += 32) {
-        float *const at = c + lane;
-        if (add) {
-            _tile_loadd(0, at, TILE_PANEL_BYTES);
-            _tile_loadd(1, at + 16, TILE_PANEL_BYTES);
-        } else {
-            _tile_zero(0);
-            _tile_zero(1);
-        }
-        for (int64_t step = 0; step < steps; step++) {
-            const int32_t *const pairs = b + step * TILE_PAIRS * LANES + lane;
-            _tile_loadd(4, (const char *)a + 64 * step, row_bytes);
-            _tile_loadd(6, pairs, TILE_PANEL_BYTES);
-            _tile_loadd(7, pairs + 16, TILE_PANEL_BYTES);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_dpbf16ps(1, 4, 7);
-        }
-        _tile_stored(0, at, TILE_PANEL_BYTES);
-        _tile_stored(1, at + 16, TILE_PANEL_BYTES);
-    }
+    int64_t lane = 0;
+    for (; lane + 32 <= width; lane += 32)
+        tile_block(rows, true, c + lane, a, row_bytes, b + lane, steps, add);
+    if (lane < width) tile_block(rows, false, c + lane, a, row_bytes, b + lane, steps, add);
 }
 
-/* c [rows][LANES] (+)= A b. A: rows of TILE_PAIRS * steps pairs, `stride` elements apart, readable up to
- * whole tiles; what is beyond `rows` counts for nothing. b: [TILE_PAIRS * steps][LANES] pairs. */
+/* c [rows][LANES] (+)= A b on the first `width` lanes, whole tiles. A: rows of TILE_PAIRS * steps pairs,
+ * `stride` elements apart, readable up to whole tiles; what is beyond `rows` counts for nothing. b:
+ * [TILE_PAIRS * steps][LANES] pairs. */
 static inline void tile_product(float *restrict c, int64_t rows, const uint16_t *restrict a, int64_t stride,
-                                const int32_t *restrict b, int64_t steps, bool add)
+                                const int32_t *restrict b, int64_t steps, int64_t width, bool add)
 {
     const int64_t row_bytes = 2 * stride;
     int64_t r = 0;
     tile_fence();
     for (; r + 2 * TILE_ROWS <= rows; r += 2 * TILE_ROWS)
-        tile_rows_32(c + r * LANES, a + r * stride, row_bytes, b, steps, add);
+        tile_strips(2 * TILE_ROWS, c + r * LANES, a + r * stride, row_bytes, b, steps, width, add);
     for (; r + TILE_ROWS <= rows; r += TILE_ROWS)
-        tile_rows_16(c + r * LANES, a + r * stride, row_bytes, b, steps, add);
+        tile_strips(TILE_ROWS, c + r * LANES, a + r * stride, row_bytes, b, steps, width, add);
     if (r < rows) {
         float rest[TILE_ROWS * LANES] = { 0 };
         const size_t bytes = (size_t)(rows - r) * LANES * sizeof(float);
         if (add) memcpy(rest, c + r * LANES, bytes);
         tile_fence();
-        tile_rows_16(rest, a + r * stride, row_bytes, b, steps, add);
+        tile_strips(TILE_ROWS, rest, a + r * stride, row_bytes, b, steps, width, add);
         memcpy(c + r * LANES, rest, bytes);
     }
     tile_fence();

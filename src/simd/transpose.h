@@ -83,24 +83,48 @@ static inline void transpose_tile(float *restrict to, int64_t to_stride, const f
     }
 }
 
-/* `rows` is a constant at each call. */
-VEC_INLINE void lanes_product_rows(const int rows, float *restrict c, const float *restrict a,
+/* `rows` and `vecs` are constants at each call. */
+VEC_INLINE void lanes_product_rows(const int rows, const int vecs, float *restrict c, const float *restrict a,
                                    int64_t row_stride, int64_t t_stride, const float *restrict b,
                                    int64_t t_count, bool add)
 {
-    vec sum[8];
+    vec sum[8][2];
 #pragma GCC unroll 8
-    for (int r = 0; r < rows; r++)
-        sum[r] = add ? v_load(c + r * LANES) : v_set(0);
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 2
+        for (int n = 0; n < vecs; n++)
+            sum[r][n] = add ? v_load(c + r * LANES + n * VL) : v_set(0);
+    }
     for (int64_t t = 0; t < t_count; t++) {
-        const vec x = v_load(b + t * LANES);
+        vec x[2];
+#pragma GCC unroll 2
+        for (int n = 0; n < vecs; n++)
+            x[n] = v_load(b + t * LANES + n * VL);
 #pragma GCC unroll 8
-        for (int r = 0; r < rows; r++)
-            sum[r] += v_set(a[r * row_stride + t * t_stride]) * x;
+        for (int r = 0; r < rows; r++) {
+            const vec y = v_set(a[r * row_stride + t * t_stride]);
+#pragma GCC unroll 2
+            for (int n = 0; n < vecs; n++)
+                sum[r][n] += y * x[n];
+        }
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < rows; r++)
-        v_store(c + r * LANES, sum[r]);
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 2
+        for (int n = 0; n < vecs; n++)
+            v_store(c + r * LANES + n * VL, sum[r][n]);
+    }
+}
+
+VEC_INLINE void lanes_product_vectors(const int vecs, float *restrict c, int64_t rows,
+                                      const float *restrict a, int64_t row_stride, int64_t t_stride,
+                                      const float *restrict b, int64_t t_count, bool add)
+{
+    int64_t r = 0;
+    for (; r + 8 <= rows; r += 8)
+        lanes_product_rows(8, vecs, c + r * LANES, a + r * row_stride, row_stride, t_stride, b, t_count, add);
+    for (; r < rows; r++)
+        lanes_product_rows(1, vecs, c + r * LANES, a + r * row_stride, row_stride, t_stride, b, t_count, add);
 }
 
 /* panel_product on the first `width` lanes, a multiple of VL. */
@@ -112,17 +136,11 @@ static inline void lanes_product(float *restrict c, int64_t rows, const float *r
         panel_product(c, rows, a, row_stride, t_stride, b, t_count, add);
         return;
     }
-    for (int64_t lane = 0; lane < width; lane += VL) {
-        int64_t r = 0;
-        for (; r + 8 <= rows; r += 8) {
-            lanes_product_rows(8, c + r * LANES + lane, a + r * row_stride, row_stride, t_stride, b + lane,
-                               t_count, add);
-        }
-        for (; r < rows; r++) {
-            lanes_product_rows(1, c + r * LANES + lane, a + r * row_stride, row_stride, t_stride, b + lane,
-                               t_count, add);
-        }
-    }
+    int64_t lane = 0;
+    for (; lane + 2 * VL <= width; lane += 2 * VL)
+        lanes_product_vectors(2, c + lane, rows, a, row_stride, t_stride, b + lane, t_count, add);
+    if (lane < width)
+        lanes_product_vectors(1, c + lane, rows, a, row_stride, t_stride, b + lane, t_count, add);
 }
 
 #endif

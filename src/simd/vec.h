@@ -35,6 +35,9 @@ typedef int32_t vmask_unaligned __attribute__((vector_size(VEC_BYTES), aligned(4
 
 #define VEC_INLINE static inline __attribute__((always_inline))
 
+/* n rounded up to whole vectors. */
+static inline int64_t whole_vectors(int64_t n) { return (n + VL - 1) / VL * VL; }
+
 VEC_INLINE vec v_load(const float *x) { return *(const vec_unaligned *)(const void *)x; }
 VEC_INLINE void v_store(float *x, vec v) { *(vec_unaligned *)(void *)x = v; }
 VEC_INLINE vec64 v64_load(const double *x) { return *(const vec64_unaligned *)(const void *)x; }

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { VARIANTS = 5, MOST_THREADS = 4, BATCH = 3, MANY = 40 };
+enum { VARIANTS = 5, MOST_THREADS = 4, BATCH = 3, MANY = 40, MORE_QUERIES = 130 };
 
 /* Sequences are shorter where a sanitizer makes all of this slow. */
 #ifdef __SANITIZE_ADDRESS__
@@ -176,6 +176,78 @@ static void same_bits_for_any_number_of_threads(void **state) { (void)state, for
 static void same_bits_at_any_place_in_the_batch(void **state) { (void)state, for_rows(check_places, 0); }
 static void same_bits_in_a_large_batch(void **state) { (void)state, for_rows(check_many, 1); }
 
+/* Queries that see all keys: some of them alone, and among others of their head. */
+static void check_fewer(spec s, int64_t fewer)
+{
+    values all = values_make(&s);
+    expect_run(&all);
+    s.len_q = fewer;
+    values some = values_make(&s);
+    for (int which = SLOT_Q; which < SLOT_FIRST_OUTPUT; which++) {
+        const shape a = some.x[which] ? slot_shape(&all, (slot)which) : (shape){ 0 };
+        const int64_t taken = a.tokens == MORE_QUERIES ? fewer : a.tokens;
+        for (int64_t h = 0; h < a.heads; h++)
+            memcpy(some.x[which] + h * taken * a.channels, all.x[which] + h * a.tokens * a.channels,
+                   (size_t)(taken * a.channels) * sizeof(double));
+    }
+    expect_run(&some);
+    for (int64_t h = 0; h < s.heads_q; h++) {
+        for (int which = SLOT_O; which <= SLOT_LSE; which++)
+            expect_same_rows("fewer queries", &some, (slot)which, h * fewer,
+                             all.x[which] + h * MORE_QUERIES * slot_shape(&all, (slot)which).channels, fewer);
+    }
+    values_free(&some);
+    values_free(&all);
+}
+
+static void same_bits_with_fewer_queries(void **state)
+{
+    (void)state;
+    static const int64_t fewer[] = {
+        1, 15, 16, 17, 33, 48, 63
+    }; /* with weights, so that the kernel is one */
+    loam_kernel_info row;
+    for (int i = 0; loam_kernel_at(i, &row) == LOAM_OK; i++) {
+        const int wanted = row.available && strncmp(row.name, "local_forward_", 14) == 0 &&
+                           strcmp(row.backend, "cpu") == 0;
+        for (int number = 0; wanted && number < 7; number++) {
+            spec s = spec_default(number % 2 ? LOAM_PARALLAX : LOAM_SOFTMAX, LOAM_FORWARD, MORE_QUERIES,
+                                  number % 3 ? 64 : 33, 40);
+            s.len_kv = 150, s.causal = 0, s.heads_q = 4, s.heads_kv = 2, s.seed = 51 + number;
+            s.backend = LOAM_BACKEND_AUTO;
+            s.dtype = kernel_lists(row.dtypes, "f16") && number % 4 < 2 ? LOAM_F16 : LOAM_BF16;
+            s.key_bias = number == 5;
+            snprintf(s.kernel, sizeof s.kernel, "%s", row.name);
+            check_fewer(s, fewer[number]);
+        }
+    }
+}
+
+/* Softmax that leaves nothing for backward may take another way where queries are few. */
+static void same_bits_of_few_queries(void **state)
+{
+    (void)state;
+    static const int64_t queries[] = { 1, 3, 4, 5, 16, 17 };
+    loam_kernel_info row;
+    for (int i = 0; loam_kernel_at(i, &row) == LOAM_OK; i++) {
+        const int wanted = row.available && strncmp(row.name, "local_forward_", 14) == 0 &&
+                           strcmp(row.backend, "cpu") == 0;
+        for (int number = 0; wanted && number < 6; number++) {
+            spec s = spec_default(LOAM_SOFTMAX, LOAM_FORWARD, queries[number], number % 2 ? 64 : 33, 40);
+            s.len_kv = number % 3 ? 1300 : 260, s.heads_q = 4, s.heads_kv = 2, s.seed = 71 + number;
+            s.causal = number != 2, s.lens = number == 1, s.window = number == 3 ? 700 : 0;
+            s.slope = s.sink = number == 4;
+            s.backend = LOAM_BACKEND_AUTO;
+            s.dtype = kernel_lists(row.dtypes, "f16") && number % 4 < 2 ? LOAM_F16 : LOAM_BF16;
+            s.omit = SPEC_OMIT_SAVED | spec_omit(SLOT_WEIGHTS);
+            snprintf(s.kernel, sizeof s.kernel, "%s", row.name);
+            check_threads(s);
+            s.lens = 0; /* drawn for each place */
+            check_places(s);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -183,6 +255,8 @@ int main(void)
         cmocka_unit_test(same_bits_at_any_place_in_the_batch),
         cmocka_unit_test(same_bits_in_a_large_batch),
         cmocka_unit_test(same_bits_in_one_pass_and_two),
+        cmocka_unit_test(same_bits_with_fewer_queries),
+        cmocka_unit_test(same_bits_of_few_queries),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,7 +16,7 @@
 enum { MOST = 100, WIDE = 160, GUARD = 2 };
 static const float UNTOUCHED = 12345;
 static const int64_t sizes[] = { 1, 2, 3, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 80, MOST };
-enum { SIZES = sizeof sizes / sizeof sizes[0] };
+enum { SIZES = sizeof sizes / sizeof sizes[0], WIDTHS = 4 };
 
 static float panel[MOST * LANES], out[(MOST + GUARD) * LANES];
 static uint16_t rows[MOST + 32][WIDE], tokens[PAIR_TOKENS * (MOST + 16)];
@@ -38,11 +38,12 @@ static void prepare(int64_t count, int64_t width, int64_t summed, uint64_t seed)
     pair_rows(pairs, panel, summed, NULL);
 }
 
-/* out [n][LANES] = begin + sum over t < summed of rows[r][t] (turned: of rows[t][r]) times panel[t] */
-static void check(int64_t n, int64_t summed, bool turned, float begin)
+/* The first `width` lanes of out [n][LANES] = begin + sum over t < summed of rows[r][t] (turned: of
+ * rows[t][r]) times panel[t] */
+static void check(int64_t n, int64_t summed, int64_t width, bool turned, float begin)
 {
     for (int64_t r = 0; r < n; r++) {
-        for (int64_t lane = 0; lane < LANES; lane++) {
+        for (int64_t lane = 0; lane < width; lane++) {
             double want = (double)begin, size = fabs(want);
             for (int64_t t = 0; t < summed; t++) {
                 const double x = (double)float_from_bf16(turned ? rows[t][r] : rows[r][t]);
@@ -64,20 +65,21 @@ static void products_are_within_their_bounds(void **state)
 {
     (void)state;
     tiles_begin();
-    for (int which = 0; which < SIZES * SIZES; which++) {
-        const int64_t n = sizes[which / SIZES], summed = sizes[which % SIZES];
+    for (int which = 0; which < SIZES * SIZES * WIDTHS; which++) {
+        const int64_t n = sizes[which / SIZES % SIZES], summed = sizes[which % SIZES],
+                      width = LANES / WIDTHS * (1 + which / (SIZES * SIZES));
         prepare(n, summed, summed, (uint64_t)which);
         for (int64_t r = 0; r < n; r++) /* rows are whole, as raw_rows_of makes them */
             memset(&rows[r][summed], 0, (size_t)(WIDE - summed) * sizeof rows[r][0]);
-        pair_row_product(out, n, rows[0], WIDE, pairs, summed);
-        check(n, summed, false, 0);
+        pair_row_product(out, n, rows[0], WIDE, pairs, summed, width);
+        check(n, summed, width, false, 0);
         if (summed > PAIR_TOKENS) continue;
         prepare(summed, n, summed, (uint64_t)which);
         for (int64_t i = 0; i < n * LANES; i++)
             out[i] = 0.5f;
         pair_tokens(tokens, rows[0], WIDE, summed, n);
-        pair_token_product(out, tokens, n, pairs, summed);
-        check(n, summed, true, 0.5f);
+        pair_token_product(out, tokens, n, pairs, summed, width);
+        check(n, summed, width, true, 0.5f);
     }
     tiles_end();
 }

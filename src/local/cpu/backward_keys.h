@@ -173,18 +173,18 @@ static inline void tile_products(block *blk, const query_tile *q, const float *k
 {
     const int64_t d = blk->hd.p->dim_qk, dv = blk->hd.p->dim_v;
     if (PAIR_DOTS)
-        raw_product(blk->g, q->grad_o, q->n, blk->grad_o_pairs, dv);
+        raw_product(blk->g, q->grad_o, q->n, blk->grad_o_pairs, dv, LANES);
     else
         panel_product(blk->g, q->n, blk->rows_do, dv, 1, values, dv, false);
     if (blk->hd.raw)
-        raw_product(blk->s, q->query, q->n, blk->query_pairs, d);
+        raw_product(blk->s, q->query, q->n, blk->query_pairs, d, LANES);
     else
         panel_product(blk->s, q->n, blk->rows_q, d, 1, keys, d, false);
     if (blk->solved) {
         panel_product(blk->u, q->n, blk->rows_u, d, 1, keys, d, false);
         panel_product(blk->t, q->n, blk->rows_y, d, 1, keys, d, false);
     } else if (blk->probed && blk->hd.raw) {
-        raw_product(blk->u, q->probe, q->n, blk->query_pairs, d);
+        raw_product(blk->u, q->probe, q->n, blk->query_pairs, d, LANES);
     } else if (blk->probed) {
         panel_product(blk->u, q->n, blk->rows_rho, d, 1, keys, d, false);
     }
@@ -196,7 +196,7 @@ static inline void add_tokens(block *blk, float *restrict sum, const uint16_t *r
                               int64_t channels, const float *restrict weights, int64_t n)
 {
     pair_rows(blk->tile_pairs, weights, n, NULL);
-    pair_token_product(sum, tokens, channels, blk->tile_pairs, n);
+    pair_token_product(sum, tokens, channels, blk->tile_pairs, n, LANES);
 }
 
 static inline void add_tile(block *blk, const query_tile *q)
@@ -228,7 +228,7 @@ static inline void add_to_queries(block *blk, const key_lanes *l, const query_ti
     transpose_tile(blk->g, LANES, blk->w, LANES, TILE_KEYS, LANES);
     if (blk->hd.raw) {
         pair_rows(blk->tile_pairs, blk->g, l->count, sum + d * LANES);
-        pair_token_product(sum, blk->key_tokens, d, blk->tile_pairs, l->count);
+        pair_token_product(sum, blk->key_tokens, d, blk->tile_pairs, l->count, LANES);
     } else {
         panel_product(sum, d, blk->tile.keys + first * d, 1, d, blk->g + first * LANES, last - first, true);
     }

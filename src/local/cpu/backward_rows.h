@@ -69,7 +69,7 @@ static inline void value_products(block *blk)
     if (PAIR_DOTS) {
         const raw_rows values = raw_rows_of(&hd->a->v, hd->s.b, hd->h_kv, token, blk->tile.n, dv,
                                             blk->value_copy);
-        raw_product(blk->g, values, blk->tile.n, blk->grad_o_pairs, dv);
+        raw_product(blk->g, values, blk->tile.n, blk->grad_o_pairs, dv, LANES);
     } else {
         const float_rows values = value_rows(blk->values, hd, blk->tile.j, blk->tile.n);
         panel_product(blk->g, blk->tile.n, values.at, values.stride, 1, blk->grad_o, dv, false);
@@ -85,7 +85,7 @@ static inline void add_keys(block *blk, const float *restrict weights, float *re
         load_token_pairs(blk->key_tokens, &hd->a->k, hd->s.b, hd->h_kv, hd->s.k0 + blk->tile.j, blk->tile.n,
                          d);
         pair_rows(blk->tile_pairs, weights, blk->tile.n, taken);
-        pair_token_product(blk->grad, blk->key_tokens, d, blk->tile_pairs, blk->tile.n);
+        pair_token_product(blk->grad, blk->key_tokens, d, blk->tile_pairs, blk->tile.n, LANES);
     } else {
         panel_product(blk->grad, d, blk->tile.keys, 1, d, weights, blk->tile.n, true);
     }
@@ -163,7 +163,7 @@ static inline void sweep_probe(block *blk, float *restrict square)
             key_tile_load(&blk->tile, &blk->hd, j, blk->l.last);
         else
             score_tile_load(&blk->tile, &blk->hd, j, blk->l.last);
-        key_products(w, &blk->hd, &blk->tile, blk->query, blk->query_pairs);
+        key_products(w, &blk->hd, &blk->tile, blk->query, blk->query_pairs, LANES);
         tile_weights(blk, w, best);
         value_products(blk);
         weigh_errors(blk, w, total, square);
@@ -404,10 +404,10 @@ static inline void sweep_query(block *blk, row_totals *sum)
             key_tile_load(&blk->tile, &blk->hd, j, blk->l.last);
         else
             score_tile_load(&blk->tile, &blk->hd, j, blk->l.last);
-        key_products(blk->s, &blk->hd, &blk->tile, blk->query, blk->query_pairs);
+        key_products(blk->s, &blk->hd, &blk->tile, blk->query, blk->query_pairs, LANES);
         value_products(blk);
         if (blk->probed && !blk->solved)
-            key_products(blk->u, &blk->hd, &blk->tile, blk->probe, blk->probe_pairs);
+            key_products(blk->u, &blk->hd, &blk->tile, blk->probe, blk->probe_pairs, LANES);
         if (blk->solved) {
             panel_product(blk->u, blk->tile.n, blk->tile.keys, d, 1, blk->probe, d, false);
             panel_product(blk->t, blk->tile.n, blk->tile.keys, d, 1, blk->y, d, false);

@@ -10,6 +10,8 @@
  *     o = (A (1 + T / omega) - B) / omega
  * A new maximum rescales all sums by exp(m_old - m_new); c + z changes T to T - z omega and B to B - z A.
  *
+ * Few queries of softmax: local/cpu/decode.c.
+ *
  * Solved probe: scores, kept for the block; weights and means; the solver; o = vbar - sum p u v. Rows that
  * the block solver does not accept are computed again in float64 (local/cpu/row_double.h).
  */
@@ -31,8 +33,8 @@ typedef struct block {
     float tsum_taken[LANES];           /* T of w (t - c) as rounded for the product with values */
     float *values;                     /* [TILE_KEYS][dim_v] */
     float_rows value_rows;             /* the values as float, converted or in place */
-    uint16_t *value_pairs;             /* the values as pairs of tokens, or their tile of those of the head */
-    uint16_t *head_tiles;
+    uint16_t *value_pairs;             /* the values as pairs of tokens, or their tile of head_tiles */
+    uint16_t *head_tiles;              /* the tiles of the head; NULL where they are not turned ahead */
     int64_t tile_step;
     int32_t *weight_pairs; /* a tile of weights as pairs of keys */
     int32_t *query_pairs, *probe_pairs;
@@ -54,7 +56,8 @@ static void block_carve(block *blk, const loam_problem *p, arena *pool)
     blk->tile.keys = arena_take(pool, TILE_KEYS * wide, f); /* also holds a tile of queries or probes */
     blk->tile.copy = arena_take(pool, raw_copy_size(p->dim_qk), sizeof(uint16_t));
     blk->values = arena_take(pool, PAIR_DOTS ? 0 : TILE_KEYS * dv, f);
-    blk->value_pairs = arena_take(pool, TILE_DOTS ? 0 : token_pairs_size(p->dim_v), sizeof(uint16_t));
+    blk->value_pairs = arena_take(pool, token_tiles_ahead(p) ? 0 : token_pairs_size(p->dim_v),
+                                  sizeof(uint16_t));
     blk->weight_pairs = arena_take(pool, pair_panel_size(TILE_KEYS), sizeof(int32_t));
     blk->query_pairs = arena_take(pool, pair_panel_size(p->dim_qk), sizeof(int32_t));
     blk->probe_pairs = arena_take(pool, pair_panel_size(p->dim_qk), sizeof(int32_t));
@@ -86,7 +89,7 @@ static size_t block_bytes(const loam_problem *p)
 static void load_value_tile(block *blk)
 {
     const head *hd = &blk->hd;
-    if (TILE_DOTS) {
+    if (blk->head_tiles) {
         blk->value_pairs = blk->head_tiles + blk->tile.j / TILE_KEYS * blk->tile_step;
     } else if (PAIR_DOTS) {
         load_token_pairs(blk->value_pairs, &hd->a->v, hd->s.b, hd->h_kv, hd->s.k0 + blk->tile.j, blk->tile.n,
@@ -103,9 +106,10 @@ static void add_values(block *blk, float *restrict sum, const float *restrict we
     const int64_t dv = blk->hd.p->dim_v;
     if (PAIR_DOTS) {
         pair_rows(blk->weight_pairs, weights, blk->tile.n, taken);
-        pair_token_product(sum, blk->value_pairs, dv, blk->weight_pairs, blk->tile.n);
+        pair_token_product(sum, blk->value_pairs, dv, blk->weight_pairs, blk->tile.n, blk->l.width);
     } else {
-        panel_product(sum, dv, blk->value_rows.at, 1, blk->value_rows.stride, weights, blk->tile.n, true);
+        lanes_product(sum, dv, blk->value_rows.at, 1, blk->value_rows.stride, weights, blk->tile.n,
+                      blk->l.width, true);
     }
 }
 
@@ -131,7 +135,7 @@ static void rescale(block *blk, const float *best)
         const vec before = v_load(blk->m + lane), top = v_load(best + lane);
         const vec m = v_select(top > before + RESCALE_AT, top, before);
         const vec ratio = v_exp(before - finite_or_zero(m));
-        v_store(keep + lane, ratio);
+        v_store(keep + lane, v_select(before > -INFINITY, ratio, v_set(1))); /* there is no sum yet */
         v_store(blk->m + lane, m);
         v_store(blk->omega + lane, v_load(blk->omega + lane) * ratio);
         v_store(blk->taken + lane, v_load(blk->taken + lane) * ratio);
@@ -147,7 +151,7 @@ static void rescale(block *blk, const float *best)
 /* The scores in s become w; adds them to omega. */
 static void weigh_tile(block *blk)
 {
-    FOR_LANES(lane)
+    FOR_LANES_OF(lane, blk->l.width)
     {
         const vec m = finite_or_zero(v_load(blk->m + lane));
         vec omega = v_load(blk->omega + lane);
@@ -166,7 +170,7 @@ static void weigh_tile(block *blk)
 static void weigh_tile_pairs(block *blk)
 {
     const float per_e = 1.44269504f;
-    FOR_LANES(lane)
+    FOR_LANES_OF(lane, blk->l.width)
     {
         const vec m = finite_or_zero(v_load(blk->m + lane)) * per_e;
         vec omega = v_load(blk->omega + lane), taken = v_load(blk->taken + lane);
@@ -190,7 +194,7 @@ static void weigh_tile_pairs(block *blk)
 static void centre_probe(block *blk, const float *before)
 {
     float minus[LANES];
-    FOR_LANES(lane)
+    FOR_LANES_OF(lane, blk->l.width)
     {
         const vec c = v_load(blk->centre + lane), omega = v_load(blk->omega + lane);
         vec sum = v_set(0), tsum = v_load(blk->tsum + lane);
@@ -228,19 +232,20 @@ static void sweep_given(block *blk, bool probed)
         float best[LANES], before[LANES];
         score_tile_load(&blk->tile, &blk->hd, j, blk->l.last);
         load_value_tile(blk);
-        key_products(blk->s, &blk->hd, &blk->tile, blk->query, blk->query_pairs);
+        key_products(blk->s, &blk->hd, &blk->tile, blk->query, blk->query_pairs, blk->l.width);
         memcpy(best, blk->m, sizeof best);
         scores_in_place(blk->s, &blk->sc, &blk->l, &blk->tile, best);
         rescale(blk, best);
         if (TILE_DOTS && !probed) {
             weigh_tile_pairs(blk);
-            pair_token_product(blk->o, blk->value_pairs, blk->hd.p->dim_v, blk->weight_pairs, blk->tile.n);
+            pair_token_product(blk->o, blk->value_pairs, blk->hd.p->dim_v, blk->weight_pairs, blk->tile.n,
+                               blk->l.width);
             continue;
         }
         memcpy(before, blk->omega, sizeof before);
         weigh_tile(blk);
         if (probed) {
-            key_products(blk->t, &blk->hd, &blk->tile, blk->probe, blk->probe_pairs);
+            key_products(blk->t, &blk->hd, &blk->tile, blk->probe, blk->probe_pairs, blk->l.width);
             centre_probe(blk, before);
             add_values(blk, blk->vbar, blk->t, blk->tsum_taken);
         }
@@ -322,7 +327,7 @@ static void sweep_scores(block *blk)
     for (int64_t j = blk->l.first; j < blk->l.last; j += TILE_KEYS) {
         float *s = blk->weights + (j - blk->l.first) * LANES;
         score_tile_load(&blk->tile, &blk->hd, j, blk->l.last);
-        key_products(s, &blk->hd, &blk->tile, blk->query, blk->query_pairs);
+        key_products(s, &blk->hd, &blk->tile, blk->query, blk->query_pairs, LANES);
         scores_in_place(s, &blk->sc, &blk->l, &blk->tile, blk->m);
     }
 }
@@ -539,7 +544,7 @@ static void put_weights(block *blk)
     for (int64_t j = blk->l.first; j < blk->l.last; j += TILE_KEYS) {
         float best[LANES] = { 0 };
         key_tile_load(&blk->tile, &blk->hd, j, blk->l.last);
-        key_products(blk->s, &blk->hd, &blk->tile, blk->query, blk->query_pairs);
+        key_products(blk->s, &blk->hd, &blk->tile, blk->query, blk->query_pairs, blk->l.width);
         panel_product(blk->t, blk->tile.n, blk->tile.keys, d, 1, blk->probe, d, false);
         scores_in_place(blk->s, &blk->sc, &blk->l, &blk->tile, best);
         for (int64_t r = 0; r < blk->tile.n; r++) {
@@ -568,6 +573,7 @@ static void forward_block(block *blk, int64_t i0)
     const loam_problem *p = blk->hd.p;
     const bool solved = p->mechanism == LOAM_LLA;
     lanes_begin(&blk->l, &blk->hd, i0, blk->query, blk->tile.keys);
+    if (!solved) blk->l.width = whole_vectors(blk->l.count);
     panel_fill(blk->o, p->dim_v, 0);
     panel_fill(blk->m, 1, -INFINITY);
     panel_fill(blk->omega, 1, 0);
@@ -593,15 +599,33 @@ static void forward_block(block *blk, int64_t i0)
     }
 }
 
+/* The kernel of decode whose channels are lanes as wide as these. */
+#if defined __AVX512BF16__
+#define DECODE_ISA(name) name##_avx512
+#else
+#define DECODE_ISA(name) ISA(name)
+#endif
+
+/* Where lanes would be queries there are too few of them: decode reads keys and values once for four. Lengths
+ * alone decide. Decode leaves nothing for backward and no weights. */
+static bool few_queries(const loam_problem *p)
+{
+    return p->mechanism == LOAM_SOFTMAX && !sequence_packed(p) && p->len_q <= (PAIR_DOTS ? 4 : 16) &&
+           p->len_kv >= 4 * TILE_KEYS;
+}
+
 size_t LOCAL_JOIN(ISA(local_forward), work)(const loam_problem *p)
 {
     arena pool = { 0 };
     token_tiles_carve(p, &pool);
-    return size_add(pool.used, size_mul(block_bytes(p), (size_t)p->threads));
+    const size_t bytes = size_add(pool.used, size_mul(block_bytes(p), (size_t)p->threads)),
+                 few = few_queries(p) ? LOCAL_JOIN(DECODE_ISA(local_decode), work)(p) : 0;
+    return few > bytes ? few : bytes;
 }
 
 loam_status ISA(local_forward)(const loam_problem *p, const loam_args *a, loam_error *error)
 {
+    if (few_queries(p) && !a->saved && !a->weights.data) return DECODE_ISA(local_decode)(p, a, error);
     const block_queue queue = block_queue_of(p, p->len_q, p->heads_q);
     const size_t each = block_bytes(p);
     arena shared = { a->work, 0 };
@@ -611,9 +635,9 @@ loam_status ISA(local_forward)(const loam_problem *p, const loam_args *a, loam_e
         arena pool = { (char *)a->work + shared.used + each * (size_t)omp_get_thread_num(), 0 };
         block blk;
         block_carve(&blk, p, &pool);
-        blk.tile_step = values.step;
+        blk.head_tiles = NULL, blk.tile_step = values.step;
         tiles_begin();
-        if (TILE_DOTS) token_tiles_fill(&values, p, a);
+        if (token_tiles_ahead(p)) token_tiles_fill(&values, p, a);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t n = 0; n < block_queue_length(&queue); n++) {
             const block_place at = block_queue_at(&queue, n);
@@ -622,7 +646,7 @@ loam_status ISA(local_forward)(const loam_problem *p, const loam_args *a, loam_e
             if (i0 < s.nq) {
                 head_begin(&blk.hd, p, a, &s, at.h);
                 blk.sc = scoring_of(&blk.hd);
-                if (TILE_DOTS) blk.head_tiles = token_tiles_of(&values, p, &s, at.b, blk.hd.h_kv);
+                if (token_tiles_ahead(p)) blk.head_tiles = token_tiles_of(&values, p, &s, at.b, blk.hd.h_kv);
                 forward_block(&blk, i0);
             }
         }

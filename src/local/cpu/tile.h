@@ -191,11 +191,11 @@ static inline raw_rows raw_rows_of(const loam_const_view *view, int64_t b, int64
     return (raw_rows){ copy, width };
 }
 
-/* out [n][LANES] = rows times a panel of pairs of channels */
+/* out [n][LANES] = rows times a panel of pairs of channels, on the first `width` lanes */
 static inline void raw_product(float *restrict out, raw_rows rows, int64_t n, const int32_t *restrict panel,
-                               int64_t channels)
+                               int64_t channels, int64_t width)
 {
-    pair_row_product(out, n, rows.at, rows.stride, panel, channels);
+    pair_row_product(out, n, rows.at, rows.stride, panel, channels, width);
 }
 
 /* Elements of a tile for sums over tokens. */
@@ -212,11 +212,14 @@ static inline void load_token_pairs(uint16_t *restrict out, const loam_const_vie
 }
 
 /* The values of all heads for sums over tokens, where TILE_DOTS: to turn a tile by itself for each block of
- * queries would cost as much as its product. Tile j / TILE_KEYS of a sequence begins at its key j. */
+ * queries would cost as much as its product, so where heads have several they are turned ahead. Tile
+ * j / TILE_KEYS of a sequence begins at its key j. */
 typedef struct token_tiles {
     uint16_t *at; /* [heads_kv][tiles][channels, whole PAIR_ROWS][TILE_KEYS] */
     int64_t tiles, step;
 } token_tiles;
+
+static inline bool token_tiles_ahead(const loam_problem *p) { return TILE_DOTS && p->len_q > LANES; }
 
 static inline token_tiles token_tiles_carve(const loam_problem *p, arena *pool)
 {
@@ -224,7 +227,8 @@ static inline token_tiles token_tiles_carve(const loam_problem *p, arena *pool)
     token_tiles t = { NULL, sequence_packed(p) ? p->total_kv / TILE_KEYS + p->batch : p->batch * of_seq,
                       (int64_t)token_pairs_size(p->dim_v) };
     t.at = arena_take(
-        pool, TILE_DOTS ? size_mul(size_mul((size_t)p->heads_kv, (size_t)t.tiles), (size_t)t.step) : 0,
+        pool,
+        token_tiles_ahead(p) ? size_mul(size_mul((size_t)p->heads_kv, (size_t)t.tiles), (size_t)t.step) : 0,
         sizeof(uint16_t));
     return t;
 }
@@ -315,6 +319,7 @@ typedef struct lanes {
     int64_t first, last;          /* keys first .. last - 1: the union of what the lanes see */
     int32_t lo[LANES], hi[LANES]; /* the keys [lo, hi) of each lane; lo = hi = 0 beyond count */
     int64_t all_from, all_to;     /* keys that every lane sees */
+    int64_t width;                /* whole vectors: no other lanes need to be computed */
     float at[LANES];              /* the position i + n_kv - n_q */
     float decay[2][LANES];        /* hi and lo of G at that position */
     /* constant: query_constant, the same addend in x_ij of all keys of a row. Scores and lse leave out
@@ -331,7 +336,7 @@ static inline void lanes_begin(lanes *l, const head *hd, int64_t i0, float *rest
 {
     const int64_t left = hd->s.nq - i0;
     l->i0 = i0, l->count = left < LANES ? left : LANES, l->first = INT64_MAX, l->last = 0;
-    l->all_from = 0, l->all_to = INT64_MAX;
+    l->all_from = 0, l->all_to = INT64_MAX, l->width = LANES;
     load_queries(tile, hd, i0, l->count);
     transpose(query, tile, l->count, hd->p->dim_qk);
     for (int64_t r = 0; r < LANES; r++) {
@@ -439,15 +444,15 @@ static inline void score_tile_load(key_tile *t, const head *hd, int64_t j, int64
 }
 
 /* out = the products of the keys (raw or relative to the origin, as x->raw says) with a panel that is also
- * given as pairs. */
+ * given as pairs, on the first `width` lanes. */
 static inline void key_products(float *restrict out, const head *hd, const key_tile *t,
-                                const float *restrict panel, const int32_t *restrict pairs)
+                                const float *restrict panel, const int32_t *restrict pairs, int64_t width)
 {
     const int64_t d = hd->p->dim_qk;
     if (hd->raw)
-        raw_product(out, t->raw, t->n, pairs, d);
+        raw_product(out, t->raw, t->n, pairs, d, width);
     else
-        panel_product(out, t->n, t->keys, d, 1, panel, d, false);
+        lanes_product(out, t->n, t->keys, d, 1, panel, d, width, false);
 }
 
 /* x_ij, without the dropped constant, of key r of a tile for the lanes at `lane`, from the product q . k'. */
@@ -503,7 +508,7 @@ VEC_INLINE vec score_from(bool unmasked, const scoring *sc, const lanes *l, cons
 VEC_INLINE void scores_of_tile(bool unmasked, float *restrict tile, const scoring *sc, const lanes *l,
                                const key_tile *t, float *restrict best)
 {
-    FOR_LANES(lane)
+    FOR_LANES_OF(lane, l->width)
     {
         vec top = v_load(best + lane);
         for (int64_t r = 0; r < t->n; r++) {
