@@ -29,13 +29,13 @@ loam_status positive_hopper_fits(const loam_problem *p, loam_error *error)
     return LOAM_OK;
 }
 
-/* The tiles of these kernels are 64 channels wide, and states are square. */
+/* Tiles are 64 channels wide and have 0 for those that are not there; 16-byte copies have 8. */
 loam_status recurrent_hopper_fits(const loam_problem *p, loam_error *error)
 {
     TRY(recurrent_fits(p, error));
-    REQUIRE(p->dim_qk == p->dim_v && (p->dim_qk == 64 || p->dim_qk == 128), error, LOAM_EUNSUPPORTED,
-            "dim_qk, dim_v: %lld, %lld, this kernel takes 64 or 128, the same for both", (long long)p->dim_qk,
-            (long long)p->dim_v);
+    REQUIRE(p->dim_qk % 8 == 0 && p->dim_qk <= 128 && p->dim_v % 8 == 0 && p->dim_v <= 128, error,
+            LOAM_EUNSUPPORTED, "dim_qk, dim_v: %lld, %lld, this kernel takes multiples of 8 up to 128",
+            (long long)p->dim_qk, (long long)p->dim_v);
     REQUIRE(!p->normalise, error, LOAM_EUNSUPPORTED, "normalise: 1, this kernel takes 0");
     return LOAM_OK;
 }

@@ -18,31 +18,19 @@ template <int DIM, bool DELTA> struct prepare_tokens_shared {
     /* Factors from rows of the tiles to features: for features of length 1 the `mantissa`
      * of unit_factor, else 1. */
     float q_norm[TILE_SIDE], k_norm[TILE_SIDE];
-    float k_factor[TILE_SIDE]; /* factors from rows of the tile of k to beta k e^pre */
+    float k_factor[TILE_SIDE]; /* factors from rows of the tile of k to beta k e^pre; additive: beta e^suf */
 };
 
-/* Cumulative log decays and decays; called by one warp, whose lane l has tokens 2 l and 2 l + 1. A decay of
- * the head is a view whose batch and token strides are 0. */
+/* Cumulative log decays and decays; called by one warp. */
 template <class SHARED>
 static __device__ __forceinline__ void scan_gates(SHARED &sm, const loam_const_view &gates,
                                                   const chunk_place &chunk)
 {
-    const int lane = threadIdx.x % 32;
-    float gate[2];
+    const lane_decays x = lane_decays_of(gates, chunk);
 #pragma unroll
     for (int n = 0; n < 2; n++) {
-        const int t = 2 * lane + n;
-        const int64_t at = RECURRENT_AT(gates, chunk.b, chunk.h, chunk.first + t);
-        gate[n] = t < chunk.tokens ? ((const float *)gates.data)[at] : 0;
-    }
-    double pre[2];
-    cumulative_log_decay(pre, gate, LOG2_E);
-    const double all = __shfl_sync(0xffffffffu, pre[1], 31);
-#pragma unroll
-    for (int n = 0; n < 2; n++) {
-        sm.pre_log2[2 * lane + n] = split_double(pre[n]);
-        sm.pre_decay[2 * lane + n] = exp2_fast((float)pre[n]);
-        sm.suf_decay[2 * lane + n] = exp2_fast((float)(all - pre[n]));
+        const int t = threadIdx.x % 32 * 2 + n;
+        sm.pre_log2[t] = x.pre_log2[n], sm.pre_decay[t] = x.pre[n], sm.suf_decay[t] = x.suf[n];
     }
 }
 
@@ -52,9 +40,10 @@ static __device__ __forceinline__ void scan_gates(SHARED &sm, const loam_const_v
 template <int DIM>
 static __device__ __forceinline__ void apply_feature_map(__nv_bfloat16 *tile, float *norm,
                                                          __nv_bfloat16 *array, const chunk_place &chunk,
-                                                         loam_feature_map map)
+                                                         const loam_problem &p)
 {
     const int r = threadIdx.x / 2, half = threadIdx.x % 2 * (DIM / 2);
+    const loam_feature_map map = p.feature_map;
     unit_factor factor = { 1, 1 };
     if (map == LOAM_FEATURES_UNIT) {
         double norm2 = 0;
@@ -67,9 +56,9 @@ static __device__ __forceinline__ void apply_feature_map(__nv_bfloat16 *tile, fl
 #pragma unroll
     for (int c = 0; c < DIM / 2 && map != LOAM_FEATURES_IDENTITY; c += 8) {
         uint4 *at = (uint4 *)(tile + swizzled(r, half + c));
-        const uint4 out = map == LOAM_FEATURES_UNIT ? scaled(*at, factor.power)
-                          : r < chunk.tokens        ? elu(*at)
-                                                    : make_uint4(0, 0, 0, 0);
+        const uint4 out = map == LOAM_FEATURES_UNIT                      ? scaled(*at, factor.power)
+                          : r < chunk.tokens && half + c < (int)p.dim_qk ? elu(*at)
+                                                                         : make_uint4(0, 0, 0, 0);
         *at = out;
         if (array) *slot_vector<DIM>(array, chunk, r, half + c) = scaled(out, factor.mantissa);
     }
@@ -142,27 +131,34 @@ static __device__ __forceinline__ void load_inputs(prepare_tokens_shared<DIM, DE
     if (GATED && threadIdx.x >= PREPARE_THREADS - 32) scan_gates(sm, a.log_decay, chunk);
     copy_async_wait<0>();
     __syncthreads();
-    apply_feature_map<DIM>(sm.q, sm.q_norm, chunks.q_features, chunk, p.feature_map);
-    apply_feature_map<DIM>(sm.k, sm.k_norm, chunks.k_features, chunk, p.feature_map);
+    apply_feature_map<DIM>(sm.q, sm.q_norm, chunks.q_features, chunk, p);
+    apply_feature_map<DIM>(sm.k, sm.k_norm, chunks.k_features, chunk, p);
     fence_async_proxy();
     __syncthreads();
 }
 
 /* Stores q_in, k_out and the decays that the pass reads, as far as they have arrays, and computes
- * k_factor. */
+ * k_factor. weighted: there is a beta. */
 template <int DIM, bool GATED, bool DELTA>
 static __device__ __forceinline__ void store_decayed(prepare_tokens_shared<DIM, DELTA> &sm,
-                                                     const recurrent_chunks &chunks, const chunk_place &chunk)
+                                                     const recurrent_chunks &chunks, const chunk_place &chunk,
+                                                     bool weighted)
 {
     if (threadIdx.x < TILE_SIDE) {
         const int t = threadIdx.x;
-        sm.k_factor[t] = DELTA ? sm.beta[t] * (GATED ? sm.pre_decay[t] : 1) * sm.k_norm[t] : 0;
+        if (DELTA)
+            sm.k_factor[t] = sm.beta[t] * (GATED ? sm.pre_decay[t] : 1) * sm.k_norm[t];
+        else if (GATED)
+            sm.k_factor[t] = (weighted ? sm.beta[t] : 1) * sm.suf_decay[t];
     }
-    if (threadIdx.x < DIM)
+    if (chunks.chunk_decay && threadIdx.x < DIM)
         chunks.chunk_decay[chunk.slot * DIM + threadIdx.x] = GATED ? sm.pre_decay[TILE_SIDE - 1] : 1;
-    if (GATED) store_features<DIM, true>(chunks.q_decayed, NULL, chunk, sm.q, sm.q_norm, sm.pre_decay);
+    if (GATED && chunks.q_decayed)
+        store_features<DIM, true>(chunks.q_decayed, NULL, chunk, sm.q, sm.q_norm, sm.pre_decay);
     if (GATED && DELTA && chunks.suf_decay && threadIdx.x < TILE_SIDE)
         chunks.suf_decay[chunk.slot * TILE_SIDE + threadIdx.x] = sm.suf_decay[threadIdx.x];
+    if (GATED && DELTA && chunks.pre_decay && threadIdx.x < TILE_SIDE)
+        chunks.pre_decay[chunk.slot * TILE_SIDE + threadIdx.x] = sm.pre_decay[threadIdx.x];
     if (GATED ? chunks.k_decayed != NULL : DELTA && chunks.k_lo) {
         store_features<DIM, GATED>(GATED ? chunks.k_decayed : chunks.k_features, chunks.k_lo, chunk, sm.k,
                                    sm.k_norm, sm.suf_decay);
@@ -181,7 +177,8 @@ __global__ void __launch_bounds__(PREPARE_THREADS, DELTA ? (DIM == 64 ? 4 : 3) :
     if (chunk.tokens == 0) return;
     report_solved(p, a, chunk);
     load_inputs<DIM, GATED, DELTA>(sm, p, a, chunks, chunk);
-    store_decayed<DIM, GATED, DELTA>(sm, chunks, chunk);
+    store_decayed<DIM, GATED, DELTA>(sm, chunks, chunk, a.beta.data);
+    if (!chunks.pairs) return;
     float s[1][8][4], l[1][8][4];
     wgmma_fence();
     more_rows<DIM>(s[0], sm.q, sm.k, false);
@@ -203,8 +200,12 @@ __global__ void __launch_bounds__(PREPARE_THREADS, DELTA ? (DIM == 64 ? 4 : 3) :
         copy_async_wait<0>();
         fence_async_proxy();
         store_wy<DIM, false>(chunks, chunk, sm.square, sm.beta, sm.k_factor, sm.k, sm.k, sm.q);
-    } else if (chunks.values) {
-        store_beta_v<DIM>(chunks, chunk, sm.beta);
+    } else {
+        if (chunks.values) store_weighed<DIM>(chunks.values, chunks, chunk, sm.beta);
+        if (GATED && chunks.weighed) {
+            __syncthreads();
+            store_weighed<DIM>(chunks.weighed, chunks, chunk, sm.k_factor);
+        }
     }
 }
 
@@ -223,8 +224,14 @@ template <bool GATED, bool DELTA>
 static loam_status launch(const loam_problem *p, const loam_args *a, const recurrent_chunks *chunks,
                           loam_error *error)
 {
-    return p->dim_qk == 64 ? launch_as<64, GATED, DELTA>(p, a, chunks, error)
-                           : launch_as<128, GATED, DELTA>(p, a, chunks, error);
+    return chunk_width(p) == 64 ? launch_as<64, GATED, DELTA>(p, a, chunks, error)
+                                : launch_as<128, GATED, DELTA>(p, a, chunks, error);
+}
+
+loam_status recurrent_features_hopper(const loam_problem *p, const loam_args *a,
+                                      const recurrent_chunks *chunks, loam_error *error)
+{
+    return launch<false, false>(p, a, chunks, error);
 }
 
 loam_status recurrent_prepare_hopper(const loam_problem *p, const loam_args *a,

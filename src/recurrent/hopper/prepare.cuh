@@ -153,18 +153,6 @@ static __device__ __forceinline__ void store_product(__nv_bfloat16 *array, const
     store_staging<DIM>(array, chunk, staging, column);
 }
 
-/* Reports every row as solved, without a solver: these mechanisms have no system to solve. */
-static __device__ __forceinline__ void report_solved(const loam_problem &p, const loam_args &a,
-                                                     const chunk_place &chunk)
-{
-    const loam_view &view = a.info;
-    if (p.pass == LOAM_FORWARD && view.data && (int)threadIdx.x < chunk.tokens) {
-        loam_row_info *row = (loam_row_info *)view.data +
-                             RECURRENT_AT(view, chunk.b, chunk.h, chunk.first + threadIdx.x);
-        *row = { LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0, 0 };
-    }
-}
-
 /* ------------------------------------------------------------------ values */
 
 static __device__ __forceinline__ void load_beta(float *beta, const loam_args &a, const chunk_place &chunk)
@@ -178,17 +166,19 @@ static __device__ __forceinline__ void load_beta(float *beta, const loam_args &a
     }
 }
 
-/* u_hat = beta v */
+/* array = weight v, by tokens. */
 template <int DIM>
-static __device__ __forceinline__ void store_beta_v(const recurrent_chunks &chunks, const chunk_place &chunk,
-                                                    const float *beta)
+static __device__ __forceinline__ void store_weighed(__nv_bfloat16 *array, const recurrent_chunks &chunks,
+                                                     const chunk_place &chunk, const float *weight)
 {
+    const chunk_rows rows = chunk_rows_of<DIM>(chunks.v, chunk);
 #pragma unroll 4
     for (int e = threadIdx.x; e < CHUNK_TOKENS * (DIM / 8); e += PREPARE_THREADS) {
         const int r = e / (DIM / 8), c = e % (DIM / 8) * 8;
         uint4 out = make_uint4(0, 0, 0, 0);
-        if (r < chunk.tokens) out = scaled(*(const uint4 *)(chunk_row<DIM>(chunks.v, chunk, r) + c), beta[r]);
-        *slot_vector<DIM>(chunks.values, chunk, r, c) = out;
+        if (r < chunk.tokens && c < rows.channels)
+            out = scaled(*(const uint4 *)(rows.first + r * rows.stride + c), weight[r]);
+        *slot_vector<DIM>(array, chunk, r, c) = out;
     }
 }
 
