@@ -261,21 +261,30 @@ static __device__ __forceinline__ chunk_rows chunk_rows_of(const chunk_source &s
     return { s.data + chunk.b * s.batch + head * s.head + chunk.first * s.token, s.token, s.channels };
 }
 
-/* Copies 64 rows of DIM channels into DIM / 64 tiles of hopper.cuh; what the source does not have becomes 0.
- * Asynchronous: commit and wait before use, and fence_async_proxy() before wgmma. All THREADS_LOADING threads
- * call it, each with its own `thread`. */
-template <int DIM, int THREADS_LOADING>
-static __device__ __forceinline__ void load_chunk(__nv_bfloat16 *tiles, const chunk_source &s,
-                                                  const chunk_place &chunk, int thread)
+/* Copies rows into tiles of ROWS rows; rows from `tokens` on and channels that are not there become 0.
+ * Asynchronous: commit and wait before use. */
+template <int DIM, int THREADS, int ROWS>
+static __device__ __forceinline__ void load_tiles(__nv_bfloat16 *tiles, const chunk_rows &from, int tokens)
 {
-    const chunk_rows rows = chunk_rows_of<DIM>(s, chunk);
-#pragma unroll 4
-    for (int e = thread; e < CHUNK_TOKENS * (DIM / 8); e += THREADS_LOADING) {
-        const int r = e / (DIM / 8), c = e % (DIM / 8) * 8;
-        const bool real = r < chunk.tokens && c < rows.channels;
-        copy_async_16_or_zero(tiles + swizzled(r, c), real ? rows.first + r * rows.stride + c : rows.first,
+    constexpr int pieces = DIM / 8, step = THREADS / pieces;
+    const int first = threadIdx.x / pieces, c = threadIdx.x % pieces * 8;
+    const __nv_bfloat16 *row = from.first + first * from.stride + c;
+    __nv_bfloat16 *to = tiles + c / TILE_SIDE * (ROWS * TILE_SIDE) + first * TILE_SIDE +
+                        (c % TILE_SIDE / 8 ^ first % 8) * 8;
+    static_assert(step % 8 == 0, "all rows of a thread have the same swizzle");
+#pragma unroll
+    for (int n = 0; n < ROWS / step; n++) {
+        const bool real = first + n * step < tokens && c < from.channels;
+        copy_async_16_or_zero(to + n * step * TILE_SIDE, real ? row + n * step * from.stride : from.first,
                               real);
     }
+}
+
+template <int DIM, int THREADS>
+static __device__ __forceinline__ void load_rows_of(__nv_bfloat16 *tiles, const chunk_source &s,
+                                                    const chunk_place &chunk)
+{
+    load_tiles<DIM, THREADS, CHUNK_TOKENS>(tiles, chunk_rows_of<DIM>(s, chunk), chunk.tokens);
 }
 
 /* Reports every row as solved, without a solver: these mechanisms have no system to solve. */

@@ -9,16 +9,19 @@
 #include "src/recurrent/hopper/prepare.cuh"
 #include "src/recurrent/hopper/stages.h"
 
-template <int DIM, bool DELTA> struct prepare_tokens_shared {
-    alignas(1024) __nv_bfloat16 q[TILE_SIDE * DIM],
-        k[TILE_SIDE * DIM]; /* with a delta rule, v overwrites q */
-    float square[SQUARE_ELEMENTS];
+struct prepare_tokens_scalars {
     float2 pre_log2[TILE_SIDE];                                        /* pre in the log2 domain, hi and lo */
     float pre_decay[TILE_SIDE], suf_decay[TILE_SIDE], beta[TILE_SIDE]; /* e^pre, e^suf */
     /* Factors from rows of the tiles to features: for features of length 1 the `mantissa`
      * of unit_factor, else 1. */
     float q_norm[TILE_SIDE], k_norm[TILE_SIDE];
     float k_factor[TILE_SIDE]; /* factors from rows of the tile of k to beta k e^pre; additive: beta e^suf */
+};
+
+template <int DIM, bool DELTA> struct prepare_tokens_shared : prepare_tokens_scalars {
+    alignas(1024) __nv_bfloat16 q[TILE_SIDE * DIM],
+        k[TILE_SIDE * DIM]; /* with a delta rule, v overwrites q */
+    float square[DELTA ? SQUARE_ELEMENTS : 1];
 };
 
 /* Cumulative log decays and decays; called by one warp. */
@@ -81,22 +84,30 @@ static __device__ __forceinline__ void store_features(__nv_bfloat16 *array, __nv
     }
 }
 
-/* s becomes s o e^seg below the diagonal; s on the diagonal where DIAGONAL, else 0; 0 above the diagonal.
- * row_norm: the factors from rows of the tile to features. */
-template <bool GATED, bool DIAGONAL, class SHARED>
-static __device__ __forceinline__ void decay_pairs(float (&s)[8][4], const SHARED &sm, const float *row_norm)
+/* s becomes s o e^seg up to the diagonal, 0 above it; with DELTA l likewise below the diagonal. */
+template <bool GATED, bool DELTA>
+static __device__ __forceinline__ void decay_pairs(float (&s)[8][4], float (&l)[8][4],
+                                                   const prepare_tokens_scalars &sm)
 {
-    const int i = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, j = threadIdx.x % 4 * 2;
+    const int warp = threadIdx.x / 32, i = warp * 16 + threadIdx.x % 32 / 4, j = threadIdx.x % 4 * 2;
     const float2 row[2] = { sm.pre_log2[i], sm.pre_log2[i + 8] };
-    const float norm[2] = { row_norm[i], row_norm[i + 8] };
+    const float q_norm[2] = { sm.q_norm[i], sm.q_norm[i + 8] },
+                k_norm[2] = { sm.k_norm[i], sm.k_norm[i + 8] };
 #pragma unroll
     for (int n = 0; n < 8; n++) {
+        if (n >= 2 * warp + 2) { /* all above the diagonal */
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                s[n][e] = l[n][e] = 0;
+            continue;
+        }
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const int distance = i + e / 2 * 8 - (8 * n + j + e % 2);
-            float decay = norm[e / 2] * sm.k_norm[8 * n + j + e % 2];
-            if (GATED) decay *= decay_between(row[e / 2], sm.pre_log2[8 * n + j + e % 2]);
-            s[n][e] = distance > 0 || (DIAGONAL && distance == 0) ? s[n][e] * decay : 0;
+            const int column = 8 * n + j + e % 2, distance = i + e / 2 * 8 - column;
+            const float decay = GATED ? decay_between(row[e / 2], sm.pre_log2[column]) : 1,
+                        norm = sm.k_norm[column];
+            s[n][e] = distance >= 0 ? s[n][e] * (q_norm[e / 2] * norm * decay) : 0;
+            if (DELTA) l[n][e] = distance > 0 ? l[n][e] * (k_norm[e / 2] * norm * decay) : 0;
         }
     }
 }
@@ -124,8 +135,8 @@ static __device__ __forceinline__ void load_inputs(prepare_tokens_shared<DIM, DE
                                                    const loam_problem &p, const loam_args &a,
                                                    const recurrent_chunks &chunks, const chunk_place &chunk)
 {
-    load_chunk<DIM, PREPARE_THREADS>(sm.q, chunks.q_given, chunk, threadIdx.x);
-    load_chunk<DIM, PREPARE_THREADS>(sm.k, chunks.k_given, chunk, threadIdx.x);
+    load_rows_of<DIM, PREPARE_THREADS>(sm.q, chunks.q_given, chunk);
+    load_rows_of<DIM, PREPARE_THREADS>(sm.k, chunks.k_given, chunk);
     copy_async_commit();
     if (a.beta.data) load_beta(sm.beta, a, chunk);
     if (GATED && threadIdx.x >= PREPARE_THREADS - 32) scan_gates(sm, a.log_decay, chunk);
@@ -167,7 +178,7 @@ static __device__ __forceinline__ void store_decayed(prepare_tokens_shared<DIM, 
 
 /* Thread block n computes slot n. */
 template <int DIM, bool GATED, bool DELTA>
-__global__ void __launch_bounds__(PREPARE_THREADS, DELTA ? (DIM == 64 ? 4 : 3) : 1)
+__global__ void __launch_bounds__(PREPARE_THREADS, DELTA ? 4 : 1)
     prepare_tokens_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                           const __grid_constant__ recurrent_chunks chunks)
 {
@@ -189,13 +200,12 @@ __global__ void __launch_bounds__(PREPARE_THREADS, DELTA ? (DIM == 64 ? 4 : 3) :
     if (DELTA) {
         wgmma_results(l[0]);
         __syncthreads();
-        load_chunk<DIM, PREPARE_THREADS>(sm.q, chunks.v, chunk, threadIdx.x);
+        load_rows_of<DIM, PREPARE_THREADS>(sm.q, chunks.v, chunk);
         copy_async_commit();
     }
-    decay_pairs<GATED, true>(s[0], sm, sm.q_norm);
-    store_product<TILE_SIDE>(chunks.pairs, chunk, sm.square, s[0], 0);
+    decay_pairs<GATED, DELTA>(s[0], l[0], sm);
+    store_product<TILE_SIDE>(chunks.pairs, chunk, s[0], 0);
     if constexpr (DELTA) {
-        decay_pairs<GATED, false>(l[0], sm, sm.k_norm);
         store_system(sm, l[0]);
         copy_async_wait<0>();
         fence_async_proxy();

@@ -410,6 +410,34 @@ static __device__ __forceinline__ void channel_round(channel_pairs &P, channel_p
     store_decayed<DIM, DELTA>(sm, token, norm, chunks, chunk, row, own);
 }
 
+/* The index of element (row, column) in the staging buffer of a warp, 16 rows x 64 columns of bf16
+ * in the 128-byte swizzle. */
+static __device__ __forceinline__ int staging_index(int row, int column)
+{
+    return row * TILE_SIDE + ((column / 8 ^ row % 8) * 8 | column % 8);
+}
+
+/* Copies the staging buffer of the warp to its 16 rows of an array over slots, 64 columns from `column`. */
+template <int DIM>
+static __device__ __forceinline__ void store_staging(__nv_bfloat16 *array, const chunk_place &chunk,
+                                                     const __nv_bfloat16 *staging, int column)
+{
+    __syncwarp();
+#pragma unroll
+    for (int e = threadIdx.x % 32; e < 16 * (TILE_SIDE / 8); e += 32) {
+        const int row = e / (TILE_SIDE / 8), c = e % (TILE_SIDE / 8) * 8;
+        *slot_vector<DIM>(array, chunk, threadIdx.x / 32 * 16 + row,
+                          column + c) = *(const uint4 *)(staging + staging_index(row, c));
+    }
+    __syncwarp();
+}
+
+/* The staging buffer of the warp: its rows of the square, which later has the system. */
+static __device__ __forceinline__ __nv_bfloat16 *staging_buffer(float *square)
+{
+    return (__nv_bfloat16 *)(square + threadIdx.x / 32 * 16 * SQUARE_PITCH);
+}
+
 /* Stores the warp's rows of P. diagonal: the thread's part of the diagonal. */
 template <class SHARED>
 static __device__ __forceinline__ void store_pairs(const recurrent_chunks &chunks, const chunk_place &chunk,
@@ -484,7 +512,7 @@ __global__ void __launch_bounds__(PREPARE_THREADS)
     if (chunk.tokens == 0) return;
     report_solved(p, a, chunk);
     if (DELTA) {
-        load_chunk<DIM, PREPARE_THREADS>(sm.v, chunks.v, chunk, threadIdx.x);
+        load_rows_of<DIM, PREPARE_THREADS>(sm.v, chunks.v, chunk);
         load_beta(sm.beta, a, chunk);
     }
     copy_async_commit();
