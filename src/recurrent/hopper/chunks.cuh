@@ -44,6 +44,8 @@ static inline int64_t chunk_width(const loam_problem *p)
 struct recurrent_chunks {
     int64_t per_head, slots; /* slots of one value head, of all value heads */
     int64_t per_sequence;    /* chunks of a sequence, where sequences are not packed */
+    /* A launch of PREPARE, PASS or OUTPUT has chunks from .. to - 1 of each sequence; all of packed ones. */
+    int64_t from, to;
 
     chunk_source q_given, k_given, v, grad_o; /* arguments; grad_o: backward */
     /* Features of q and k. A gated forward pass does not store them: without a feature map they are the
@@ -114,6 +116,7 @@ static inline recurrent_chunks recurrent_chunks_count(const loam_problem *p)
     x.per_head = sequence_packed(p) ? p->total_q / CHUNK_TOKENS + p->batch
                                     : (int64_t)size_mul((size_t)p->batch, (size_t)x.per_sequence);
     x.slots = (int64_t)size_mul((size_t)p->heads_v, (size_t)x.per_head);
+    x.to = x.per_sequence;
     return x;
 }
 
@@ -221,7 +224,7 @@ static __device__ __forceinline__ chunk_place chunk_of_sequence(const recurrent_
              (int)max(min(rest, (int64_t)CHUNK_TOKENS), (int64_t)0) };
 }
 
-/* Kernels with a thread block for each slot call it with blockIdx.x; division of 64 bits is long. */
+/* Division of 64 bits is long. */
 static __device__ __forceinline__ chunk_place chunk_of_slot(const loam_problem &p, const loam_args &a,
                                                             const recurrent_chunks &x, unsigned slot)
 {
@@ -242,6 +245,30 @@ static __device__ __forceinline__ chunk_place chunk_of_slot(const loam_problem &
     }
     const chunk_sequence s = chunk_sequence_at(p, a, x, index);
     return chunk_of_sequence(x, s, h, at - s.base);
+}
+
+/* The thread blocks of a launch that has one for each of its chunks. */
+static inline int64_t chunk_blocks(const recurrent_chunks &x)
+{
+    const int64_t count = x.to - x.from;
+    return count < x.per_sequence ? x.slots / x.per_sequence * count : x.slots;
+}
+
+/* The chunk of this thread block. */
+static __device__ __forceinline__ chunk_place chunk_of_block(const loam_problem &p, const loam_args &a,
+                                                             const recurrent_chunks &x)
+{
+    const unsigned count = (unsigned)(x.to - x.from), all = (unsigned)x.per_sequence;
+    const unsigned slot = count < all ? blockIdx.x / count * all + (unsigned)x.from + blockIdx.x % count
+                                      : blockIdx.x;
+    return chunk_of_slot(p, a, x, slot);
+}
+
+/* For the end of a kernel that does not wait for the previous one before: it ends later, so that what comes
+ * next begins after both. One thread block waits, the others leave. */
+static __device__ __forceinline__ void end_after_previous_launch()
+{
+    if (blockIdx.x == gridDim.x - 1) wait_for_previous_launch();
 }
 
 /* ------------------------------------------------------------------ tiles of chunks */

@@ -56,6 +56,52 @@ static loam_status additive_run(const loam_problem *p, const loam_args *a, loam_
     return additive_output_hopper(&l, error);
 }
 
+/* The thread blocks of PASS go from chunk to chunk. Where they are few, they can have the first half of each
+ * sequence while PREPARE has the second, and the second while OUTPUT has the first. Gates of channels gain
+ * nothing by it: their PASS is short, or PREPARE long. */
+static bool can_halve(const loam_problem *p)
+{
+    const recurrent_form *form = recurrent_form_of(p->mechanism);
+    return form->delta && form->gate != GATE_CHANNEL && !sequence_packed(p);
+}
+
+/* One half must have chunks for all multiprocessors, and PASS leave half of these to others. */
+static loam_status halves_pay(bool *pay, const loam_problem *p, const recurrent_chunks *chunks,
+                              loam_error *error)
+{
+    int processors;
+    TRY(cuda_multiprocessors(&processors, error));
+    const int64_t blocks = p->batch * p->heads_v * (chunk_width(p) / (TILE_SIDE / 2)); /* of PASS */
+    *pay = can_halve(p) && blocks <= processors / 2 && chunks->slots >= 6 * processors;
+    return LOAM_OK;
+}
+
+/* The stages for the first half of the chunks of each sequence, and then for the others. */
+static loam_status run_halves(const loam_problem *p, const loam_args *a, const recurrent_chunks *chunks,
+                              float *states, loam_error *error)
+{
+    recurrent_chunks first = *chunks, second = *chunks;
+    first.to = second.from = chunks->per_sequence / 2;
+    const int64_t token = p->dim_qk, head = p->dim_v * token, batch = p->heads_v * head;
+    loam_args begin = *a, rest = *a;
+    begin.state_out = { states, batch, head, token };
+    rest.state_in = { states, batch, head, token };
+    TRY(recurrent_prepare_hopper(p, a, &first, error));
+    TRY(recurrent_pass_hopper(p, &begin, &first, error));
+    TRY(recurrent_prepare_hopper(p, a, &second, error));
+    TRY(recurrent_pass_hopper(p, &rest, &second, error));
+    TRY(recurrent_output_hopper(p, a, &first, error));
+    return recurrent_output_hopper(p, a, &second, error);
+}
+
+/* The states between the halves of the sequences. */
+static float *carve_states(const loam_problem *p, arena *pool)
+{
+    const size_t states = size_mul((size_t)p->batch, (size_t)p->heads_v),
+                 each = size_mul((size_t)p->dim_v, (size_t)p->dim_qk);
+    return (float *)arena_take(pool, can_halve(p) ? size_mul(states, each) : 0, sizeof(float));
+}
+
 static recurrent_chunks carve(const loam_problem *p, const loam_args *a, arena *pool)
 {
     return chunk_weighs_values(p) ? additive_carve(p, a, pool).chunks
@@ -66,6 +112,7 @@ size_t recurrent_forward_hopper_work(const loam_problem *p)
 {
     arena pool = { NULL, 0 };
     (void)carve(p, NULL, &pool);
+    (void)carve_states(p, &pool);
     const size_t fallback = recurrent_forward_cuda_work(p);
     return pool.used > fallback ? pool.used : fallback;
 }
@@ -86,6 +133,12 @@ loam_status recurrent_forward_hopper(const loam_problem *p, const loam_args *a, 
     }
     arena pool = { (char *)a->work, 0 };
     const recurrent_chunks chunks = recurrent_chunks_carve(p, a, false, &pool);
+    bool pay;
+    TRY(halves_pay(&pay, p, &chunks, error));
+    if (pay) {
+        TRY(run_halves(p, a, &chunks, carve_states(p, &pool), error));
+        return loam_succeed(error);
+    }
     TRY(recurrent_prepare_hopper(p, a, &chunks, error));
     TRY(recurrent_pass_hopper(p, a, &chunks, error));
     TRY(recurrent_output_hopper(p, a, &chunks, error));

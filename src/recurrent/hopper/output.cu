@@ -164,8 +164,8 @@ __global__ void __launch_bounds__(OUTPUT_THREADS)
     }
     __syncthreads();
     launch_dependents();
-    wait_for_previous_launch();
-    const chunk_place chunk = chunk_of_slot(p, a, chunks, blockIdx.x);
+    if (BACKWARD || chunks.to == chunks.per_sequence) wait_for_previous_launch();
+    const chunk_place chunk = chunk_of_block(p, a, chunks);
     if (chunk.tokens == 0) return;
     if (threadIdx.x == 0) output_load(sm, arrays, chunk);
     float out[DIM / TILE_SIDE][8][4];
@@ -189,6 +189,7 @@ __global__ void __launch_bounds__(OUTPUT_THREADS)
     store_operands(sm.row, rounded);
     __syncwarp();
     store_rows<DIM, BACKWARD>(arrays, sm.row, chunk);
+    end_after_previous_launch();
 }
 
 /* ------------------------------------------------------------------ launches */
@@ -197,8 +198,9 @@ template <int DIM, bool BACKWARD, bool LO>
 static loam_status output_launch_as(const loam_problem *p, const loam_args *a, const recurrent_chunks *chunks,
                                     const output_arrays *arrays, loam_error *error)
 {
-    return cuda_launch("output_kernel", output_kernel<DIM, BACKWARD, LO>, chunks->slots, OUTPUT_THREADS,
-                       sizeof(output_shared<DIM, LO>), a->stream, true, error, *p, *a, *chunks, *arrays);
+    return cuda_launch("output_kernel", output_kernel<DIM, BACKWARD, LO>, chunk_blocks(*chunks),
+                       OUTPUT_THREADS, sizeof(output_shared<DIM, LO>), a->stream, true, error, *p, *a,
+                       *chunks, *arrays);
 }
 
 template <bool BACKWARD, bool LO>

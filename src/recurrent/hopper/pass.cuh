@@ -90,7 +90,7 @@ struct pass_block {
     chunk_sequence s;
     int64_t h;
     int row, column;
-    unsigned chunks, partial;
+    unsigned first, chunks, partial;
 };
 
 template <class SHAPE>
@@ -103,7 +103,9 @@ static __device__ __forceinline__ pass_block pass_block_at(const loam_problem &p
     block.s = chunk_sequence_at(p, a, chunks, rest / (unsigned)p.heads_v);
     block.row = (int)tile % (SHAPE::dim / SHAPE::rows) * SHAPE::rows,
     block.column = (int)tile / (SHAPE::dim / SHAPE::rows) * TILE_SIDE;
-    block.chunks = __shfl_sync(0xffffffffu, (unsigned)((block.s.len + CHUNK_TOKENS - 1) / CHUNK_TOKENS), 0);
+    const int64_t all = (block.s.len + CHUNK_TOKENS - 1) / CHUNK_TOKENS;
+    block.first = (unsigned)chunks.from;
+    block.chunks = __shfl_sync(0xffffffffu, (unsigned)(min(all, chunks.to) - chunks.from), 0);
     const bool ends_within = sequence_packed(&p) && block.s.len % CHUNK_TOKENS != 0;
     block.partial = !ends_within ? ~0u : SHAPE::backward ? 0 : block.chunks - 1;
     return block;
@@ -114,7 +116,8 @@ template <class SHAPE>
 static __device__ __forceinline__ chunk_place pass_begin(const recurrent_chunks &chunks,
                                                          const pass_block &block)
 {
-    return chunk_of_sequence(chunks, block.s, block.h, SHAPE::backward ? (int64_t)block.chunks - 1 : 0);
+    return chunk_of_sequence(chunks, block.s, block.h,
+                             (int64_t)block.first + (SHAPE::backward ? (int64_t)block.chunks - 1 : 0));
 }
 
 /* ------------------------------------------------------------------ copies */

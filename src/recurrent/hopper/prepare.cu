@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(PREPARE_THREADS, DELTA ? 4 : 1)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     auto &sm = *(prepare_tokens_shared<DIM, DELTA> *)swizzled_memory;
-    const chunk_place chunk = chunk_of_slot(p, a, chunks, blockIdx.x);
+    const chunk_place chunk = chunk_of_block(p, a, chunks);
     if (chunk.tokens == 0) return;
     report_solved(p, a, chunk);
     load_inputs<DIM, GATED, DELTA>(sm, p, a, chunks, chunk);
@@ -217,6 +217,7 @@ __global__ void __launch_bounds__(PREPARE_THREADS, DELTA ? 4 : 1)
             store_weighed<DIM>(chunks.weighed, chunks, chunk, sm.k_factor);
         }
     }
+    end_after_previous_launch();
 }
 
 /* ------------------------------------------------------------------ launches */
@@ -225,9 +226,9 @@ template <int DIM, bool GATED, bool DELTA>
 static loam_status launch_as(const loam_problem *p, const loam_args *a, const recurrent_chunks *chunks,
                              loam_error *error)
 {
-    return cuda_launch("prepare_tokens_kernel", prepare_tokens_kernel<DIM, GATED, DELTA>, chunks->slots,
-                       PREPARE_THREADS, sizeof(prepare_tokens_shared<DIM, DELTA>), a->stream, false, error,
-                       *p, *a, *chunks);
+    return cuda_launch("prepare_tokens_kernel", prepare_tokens_kernel<DIM, GATED, DELTA>,
+                       chunk_blocks(*chunks), PREPARE_THREADS, sizeof(prepare_tokens_shared<DIM, DELTA>),
+                       a->stream, chunks->from > 0, error, *p, *a, *chunks);
 }
 
 template <bool GATED, bool DELTA>

@@ -508,7 +508,7 @@ __global__ void __launch_bounds__(PREPARE_THREADS)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     auto &sm = *(prepare_channels_shared<DIM, DELTA> *)swizzled_memory;
-    const chunk_place chunk = chunk_of_slot(p, a, chunks, blockIdx.x);
+    const chunk_place chunk = chunk_of_block(p, a, chunks);
     if (chunk.tokens == 0) return;
     report_solved(p, a, chunk);
     if (DELTA) {
@@ -537,6 +537,7 @@ __global__ void __launch_bounds__(PREPARE_THREADS)
         fence_async_proxy();
         store_wy<DIM, true>(chunks, chunk, sm.square, sm.beta, sm.beta, sm.k_in[0], sm.k_in[1], sm.v);
     }
+    end_after_previous_launch();
 }
 
 /* ------------------------------------------------------------------ launches */
@@ -545,9 +546,9 @@ template <int DIM, bool DELTA>
 static loam_status launch(const loam_problem *p, const loam_args *a, const recurrent_chunks *chunks,
                           loam_error *error)
 {
-    return cuda_launch("prepare_channels_kernel", prepare_channels_kernel<DIM, DELTA>, chunks->slots,
-                       PREPARE_THREADS, sizeof(prepare_channels_shared<DIM, DELTA>), a->stream, false, error,
-                       *p, *a, *chunks);
+    return cuda_launch("prepare_channels_kernel", prepare_channels_kernel<DIM, DELTA>, chunk_blocks(*chunks),
+                       PREPARE_THREADS, sizeof(prepare_channels_shared<DIM, DELTA>), a->stream,
+                       chunks->from > 0, error, *p, *a, *chunks);
 }
 
 loam_status recurrent_prepare_channels_hopper(const loam_problem *p, const loam_args *a,
