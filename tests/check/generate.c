@@ -173,7 +173,7 @@ static void draw_recurrent_shape(spec *s, rng *r, const loam_kernel_info *row)
     s->dim_qk = draw_dim(r, row);
     s->dim_v = rng_one_in(r, 2) ? s->dim_qk : draw_dim(r, row);
     if (kernel_tiled(row)) {
-        s->dim_qk = s->dim_v = rng_one_in(r, 2) ? 64 : 128;
+        if (rng_one_in(r, 2)) s->dim_qk = s->dim_v = rng_one_in(r, 2) ? 64 : 128; /* whole tiles */
         s->len_q = rng_one_in(r, 2) ? PICK(r, long_lengths) : s->len_q;
     }
     s->packed = rng_one_in(r, 4);

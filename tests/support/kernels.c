@@ -74,6 +74,15 @@ static void take_tiled_channels(spec *s)
     if (!takes_half(s) && s->dtype == LOAM_F16) s->dtype = LOAM_BF16;
 }
 
+/* Channels of a state that the tiled recurrences take. */
+static int64_t most_of_state(const spec *s)
+{
+    const spec_recurrence form = spec_recurrence_of(s);
+    const int wide = s->pass == LOAM_FORWARD && form.delta && form.gate != SPEC_GATE_CHANNEL &&
+                     s->feature_map == LOAM_FEATURES_IDENTITY;
+    return wide ? 256 : 128;
+}
+
 void kernel_fit(spec *s)
 {
     loam_kernel_info info;
@@ -96,7 +105,8 @@ void kernel_fit(spec *s)
         return;
     }
     if (kernel_lists(info.mechanisms, "linear")) {
-        s->dim_qk = whole(s->dim_qk, 8, 128), s->dim_v = whole(s->dim_v, 8, 128);
+        const int64_t most = most_of_state(s);
+        s->dim_qk = whole(s->dim_qk, 8, most), s->dim_v = whole(s->dim_v, 8, most);
         return;
     }
     take_tiled_channels(s);

@@ -31,10 +31,11 @@ struct chunk_source {
 };
 
 /* Channels of the tiles and of arrays over slots, for keys and for values: the kernels have instances for 64
- * and 128, and take what is missing up to there as 0. */
+ * and 128, some for 256, and take what is missing up to there as 0. */
 static inline int64_t chunk_width(const loam_problem *p)
 {
-    return p->dim_qk <= TILE_SIDE && p->dim_v <= TILE_SIDE ? TILE_SIDE : 2 * TILE_SIDE;
+    const int64_t most = p->dim_qk > p->dim_v ? p->dim_qk : p->dim_v;
+    return most <= TILE_SIDE ? TILE_SIDE : most <= 2 * TILE_SIDE ? 2 * TILE_SIDE : 4 * TILE_SIDE;
 }
 
 /* The arrays over slots; NULL where the problem does not need one. Members that later kernels only read are
@@ -254,13 +255,12 @@ static inline int64_t chunk_blocks(const recurrent_chunks &x)
     return count < x.per_sequence ? x.slots / x.per_sequence * count : x.slots;
 }
 
-/* The chunk of this thread block. */
+/* The chunk of thread block `block`. */
 static __device__ __forceinline__ chunk_place chunk_of_block(const loam_problem &p, const loam_args &a,
-                                                             const recurrent_chunks &x)
+                                                             const recurrent_chunks &x, unsigned block)
 {
     const unsigned count = (unsigned)(x.to - x.from), all = (unsigned)x.per_sequence;
-    const unsigned slot = count < all ? blockIdx.x / count * all + (unsigned)x.from + blockIdx.x % count
-                                      : blockIdx.x;
+    const unsigned slot = count < all ? block / count * all + (unsigned)x.from + block % count : block;
     return chunk_of_slot(p, a, x, slot);
 }
 
@@ -311,7 +311,14 @@ template <int DIM, int THREADS>
 static __device__ __forceinline__ void load_rows_of(__nv_bfloat16 *tiles, const chunk_source &s,
                                                     const chunk_place &chunk)
 {
-    load_tiles<DIM, THREADS, CHUNK_TOKENS>(tiles, chunk_rows_of<DIM>(s, chunk), chunk.tokens);
+    constexpr int width = DIM < 2 * TILE_SIDE ? DIM : 2 * TILE_SIDE; /* of what load_tiles takes */
+    const chunk_rows rows = chunk_rows_of<DIM>(s, chunk);
+#pragma unroll
+    for (int c = 0; c < DIM; c += width) {
+        load_tiles<width, THREADS, CHUNK_TOKENS>(
+            tiles + c * TILE_SIDE,
+            { rows.first + (c < rows.channels ? c : 0), rows.stride, rows.channels - c }, chunk.tokens);
+    }
 }
 
 /* Reports every row as solved, without a solver: these mechanisms have no system to solve. */

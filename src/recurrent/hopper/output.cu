@@ -26,30 +26,35 @@ struct output_arrays {
 
 enum { OUTPUT_THREADS = 128 };
 
+/* Channels of o that a thread block computes, of DIM. */
+template <int DIM> static constexpr int output_columns = DIM < 128 ? DIM : 128;
+
 template <int DIM, bool LO> struct output_shared {
+    static constexpr int columns = output_columns<DIM>;
     alignas(1024) __nv_bfloat16 row[DIM * TILE_SIDE]; /* at the end: staging buffer of the output */
-    __nv_bfloat16 state[DIM * DIM], value[(1 + LO) * DIM * TILE_SIDE], pairs[TILE_ELEMENTS];
+    __nv_bfloat16 state[columns * DIM], value[(1 + LO) * columns * TILE_SIDE], pairs[TILE_ELEMENTS];
     uint64_t pairs_full, state_full;
 };
 
+/* Channels of o, and so rows of the state, are those from `column`. */
 template <int DIM, bool LO>
 static __device__ __forceinline__ void output_load(output_shared<DIM, LO> &sm, const output_arrays &arrays,
-                                                   const chunk_place &chunk)
+                                                   const chunk_place &chunk, int column)
 {
-    constexpr int tiles = DIM / TILE_SIDE;
-    barrier_expect(&sm.pairs_full, ((1 + LO) * DIM + TILE_SIDE) * TILE_SIDE * 2);
-    barrier_expect(&sm.state_full, (DIM + TILE_SIDE) * DIM * 2);
+    constexpr int columns = output_columns<DIM>, tiles = columns / TILE_SIDE;
+    barrier_expect(&sm.pairs_full, ((1 + LO) * columns + TILE_SIDE) * TILE_SIDE * 2);
+    barrier_expect(&sm.state_full, (columns + TILE_SIDE) * DIM * 2);
     chunk_boxes_at<1>(arrays.pairs, 0, 0, chunk, 0).copy(sm.pairs, &sm.pairs_full);
-    chunk_boxes_at<tiles>(arrays.row, 0, 0, chunk, 0).copy(sm.row, &sm.state_full);
-    chunk_boxes_at<tiles>(arrays.value, 0, 0, chunk, 0).copy(sm.value, &sm.pairs_full);
+    chunk_boxes_at<DIM / TILE_SIDE>(arrays.row, 0, 0, chunk, 0).copy(sm.row, &sm.state_full);
+    chunk_boxes_at<tiles>(arrays.value, column, 0, chunk, 0).copy(sm.value, &sm.pairs_full);
     if (LO) {
-        chunk_boxes_at<tiles>(arrays.value_lo, 0, 0, chunk, 0)
-            .copy(sm.value + DIM * TILE_SIDE, &sm.pairs_full);
+        chunk_boxes_at<tiles>(arrays.value_lo, column, 0, chunk, 0)
+            .copy(sm.value + columns * TILE_SIDE, &sm.pairs_full);
     }
-    for (int c = 0; c < DIM; c += TILE_SIDE) { /* a tile has all DIM rows */
-        for (int r = 0; r < DIM; r += TILE_SIDE) {
-            chunk_boxes_at<1>(arrays.state, c, r, chunk, 0)
-                .copy(sm.state + c * DIM + r * TILE_SIDE, &sm.state_full);
+    for (int c = 0; c < DIM; c += TILE_SIDE) { /* a tile has all rows */
+        for (int r = 0; r < columns; r += TILE_SIDE) {
+            chunk_boxes_at<1>(arrays.state, c, column + r, chunk, 0)
+                .copy(sm.state + c * columns + r * TILE_SIDE, &sm.state_full);
         }
     }
 }
@@ -64,22 +69,21 @@ static __device__ __forceinline__ void load_pairs(uint32_t (&a)[4][4], const __n
         load_rows<TILE_SIDE>(a, pairs);
 }
 
-template <int DIM>
-static __device__ __forceinline__ void scale_output(float (&x)[DIM / TILE_SIDE][8][4], float scale)
+template <int TILES> static __device__ __forceinline__ void scale_output(float (&x)[TILES][8][4], float scale)
 {
 #pragma unroll
-    for (int n = 0; n < DIM / 2; n++)
+    for (int n = 0; n < TILES * 32; n++)
         x[n / 32][n / 4 % 8][n % 4] *= scale;
 }
 
 /* Rows times their factors. 0 times inf is not 0. */
-template <int DIM>
-static __device__ __forceinline__ void decay_rows(float (&x)[DIM / TILE_SIDE][8][4], const float *factors)
+template <int TILES>
+static __device__ __forceinline__ void decay_rows(float (&x)[TILES][8][4], const float *factors)
 {
     const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
     const float factor[2] = { factors[row], factors[row + 8] };
 #pragma unroll
-    for (int n = 0; n < DIM / 2; n++) {
+    for (int n = 0; n < TILES * 32; n++) {
         const float by = factor[n % 4 / 2];
         float &element = x[n / 32][n / 4 % 8][n % 4];
         element = by > 0 ? element * by : 0;
@@ -88,11 +92,11 @@ static __device__ __forceinline__ void decay_rows(float (&x)[DIM / TILE_SIDE][8]
 
 /* out (+)= the rows times the state. */
 template <int DIM, bool LO>
-static __device__ __forceinline__ void add_state(float (&out)[DIM / TILE_SIDE][8][4],
+static __device__ __forceinline__ void add_state(float (&out)[output_columns<DIM> / TILE_SIDE][8][4],
                                                  output_shared<DIM, LO> &sm, bool add)
 {
     barrier_wait(&sm.state_full, 0);
-    multiply_rows<DIM>(*(float(*)[DIM / 8][4]) & out, sm.row, sm.state, add);
+    multiply_rows<DIM>(*(float(*)[output_columns<DIM> / 8][4]) & out, sm.row, sm.state, add);
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_results(out);
@@ -101,21 +105,22 @@ static __device__ __forceinline__ void add_state(float (&out)[DIM / TILE_SIDE][8
 /* out (+)= the pairs times the values. Rows of another sequence may follow those of the chunk. P is 0 there,
  * but 0 times inf or NaN is not 0. */
 template <int DIM, bool BACKWARD, bool LO>
-static __device__ __forceinline__ void add_pairs(float (&out)[DIM / TILE_SIDE][8][4],
+static __device__ __forceinline__ void add_pairs(float (&out)[output_columns<DIM> / TILE_SIDE][8][4],
                                                  output_shared<DIM, LO> &sm, const chunk_place &chunk,
                                                  bool add)
 {
+    constexpr int columns = output_columns<DIM>;
     uint32_t pairs[4][4];
     barrier_wait(&sm.pairs_full, 0);
     if (chunk.tokens < CHUNK_TOKENS) {
-        clear_rows<DIM / TILE_SIDE>(sm.value, chunk.tokens, threadIdx.x, OUTPUT_THREADS);
+        clear_rows<columns / TILE_SIDE>(sm.value, chunk.tokens, threadIdx.x, OUTPUT_THREADS);
         fence_async_proxy();
         __syncthreads();
     }
     load_pairs<BACKWARD>(pairs, sm.pairs);
     wgmma_fence();
-    if (LO) more_weights<DIM>(out, pairs, sm.value + DIM * TILE_SIDE, add);
-    more_weights<DIM>(out, pairs, sm.value, LO || add);
+    if (LO) more_weights<columns>(out, pairs, sm.value + columns * TILE_SIDE, add);
+    more_weights<columns>(out, pairs, sm.value, LO || add);
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_results(out);
@@ -124,13 +129,14 @@ static __device__ __forceinline__ void add_pairs(float (&out)[DIM / TILE_SIDE][8
 /* Copies rows from the staging buffer to o or du; each warp copies its own 16. */
 template <int DIM, bool BACKWARD>
 static __device__ __forceinline__ void store_rows(const output_arrays &arrays, const __nv_bfloat16 *tiles,
-                                                  const chunk_place &chunk)
+                                                  const chunk_place &chunk, int column)
 {
+    constexpr int pieces = output_columns<DIM> / 8;
     const int first = threadIdx.x / 32 * 16;
 #pragma unroll 4
-    for (int e = threadIdx.x % 32; e < 16 * (DIM / 8); e += 32) {
-        const int r = first + e / (DIM / 8), c = e % (DIM / 8) * 8;
-        uint4 out = *(const uint4 *)(tiles + swizzled(r, c));
+    for (int e = threadIdx.x % 32; e < 16 * pieces; e += 32) {
+        const int r = first + e / pieces, c = column + e % pieces * 8;
+        uint4 out = *(const uint4 *)(tiles + swizzled(r, c - column));
         if (BACKWARD) {
             if (r >= chunk.tokens) out = make_uint4(0, 0, 0, 0);
             *(uint4 *)(arrays.du + (chunk.slot * CHUNK_TOKENS + r) * DIM + c) = out;
@@ -165,30 +171,32 @@ __global__ void __launch_bounds__(OUTPUT_THREADS)
     __syncthreads();
     launch_dependents();
     if (BACKWARD || chunks.to == chunks.per_sequence) wait_for_previous_launch();
-    const chunk_place chunk = chunk_of_block(p, a, chunks);
+    constexpr int columns = output_columns<DIM>, parts = DIM / columns;
+    const chunk_place chunk = chunk_of_block(p, a, chunks, blockIdx.x / parts);
+    const int column = blockIdx.x % parts * columns;
     if (chunk.tokens == 0) return;
-    if (threadIdx.x == 0) output_load(sm, arrays, chunk);
-    float out[DIM / TILE_SIDE][8][4];
-    uint32_t rounded[DIM / 16][4];
+    if (threadIdx.x == 0) output_load(sm, arrays, chunk, column);
+    float out[columns / TILE_SIDE][8][4];
+    uint32_t rounded[columns / 16][4];
     if constexpr (BACKWARD) {
         add_pairs<DIM, BACKWARD, LO>(out, sm, chunk, false);
-        scale_output<DIM>(out, arrays.scale);
+        scale_output(out, arrays.scale);
         add_state<DIM>(out, sm, true);
     } else {
         const bool decays = LO && chunks.pre_decay;
         if (decays) {
             add_state<DIM>(out, sm, false);
-            decay_rows<DIM>(out, chunks.pre_decay + chunk.slot * CHUNK_TOKENS);
+            decay_rows(out, chunks.pre_decay + chunk.slot * CHUNK_TOKENS);
         }
         add_pairs<DIM, BACKWARD, LO>(out, sm, chunk, decays);
         if (!decays) add_state<DIM>(out, sm, true);
-        scale_output<DIM>(out, arrays.scale);
+        scale_output(out, arrays.scale);
     }
     round_to_operand(rounded, out);
     __syncthreads();
     store_operands(sm.row, rounded);
     __syncwarp();
-    store_rows<DIM, BACKWARD>(arrays, sm.row, chunk);
+    store_rows<DIM, BACKWARD>(arrays, sm.row, chunk, column);
     end_after_previous_launch();
 }
 
@@ -198,15 +206,17 @@ template <int DIM, bool BACKWARD, bool LO>
 static loam_status output_launch_as(const loam_problem *p, const loam_args *a, const recurrent_chunks *chunks,
                                     const output_arrays *arrays, loam_error *error)
 {
-    return cuda_launch("output_kernel", output_kernel<DIM, BACKWARD, LO>, chunk_blocks(*chunks),
-                       OUTPUT_THREADS, sizeof(output_shared<DIM, LO>), a->stream, true, error, *p, *a,
-                       *chunks, *arrays);
+    return cuda_launch("output_kernel", output_kernel<DIM, BACKWARD, LO>,
+                       chunk_blocks(*chunks) * (DIM / output_columns<DIM>), OUTPUT_THREADS,
+                       sizeof(output_shared<DIM, LO>), a->stream, true, error, *p, *a, *chunks, *arrays);
 }
 
 template <bool BACKWARD, bool LO>
 static loam_status output_launch(const loam_problem *p, const loam_args *a, const recurrent_chunks *chunks,
                                  const output_arrays *arrays, loam_error *error)
 {
+    if constexpr (LO)
+        if (chunk_width(p) == 256) return output_launch_as<256, BACKWARD, LO>(p, a, chunks, arrays, error);
     return chunk_width(p) == 64 ? output_launch_as<64, BACKWARD, LO>(p, a, chunks, arrays, error)
                                 : output_launch_as<128, BACKWARD, LO>(p, a, chunks, arrays, error);
 }

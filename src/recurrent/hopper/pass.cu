@@ -203,13 +203,15 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const recur
 {
     const recurrent_form *form = recurrent_form_of(p->mechanism);
     const bool gated = form->gate != GATE_NONE;
-    if (!form->delta) {
-        return gated ? pass_launch<additive_pass<DIM, true, false>>(p, a, chunks, arrays, error)
-                     : pass_launch<additive_pass<DIM, false, false>>(p, a, chunks, arrays, error);
-    }
-    if (chunks->k_lo) {
-        return gated ? pass_launch<delta_pass<DIM, true, true>>(p, a, chunks, arrays, error)
-                     : pass_launch<delta_pass<DIM, false, true>>(p, a, chunks, arrays, error);
+    if constexpr (DIM <= 128) {
+        if (!form->delta) {
+            return gated ? pass_launch<additive_pass<DIM, true, false>>(p, a, chunks, arrays, error)
+                         : pass_launch<additive_pass<DIM, false, false>>(p, a, chunks, arrays, error);
+        }
+        if (chunks->k_lo) {
+            return gated ? pass_launch<delta_pass<DIM, true, true>>(p, a, chunks, arrays, error)
+                         : pass_launch<delta_pass<DIM, false, true>>(p, a, chunks, arrays, error);
+        }
     }
     return gated ? pass_launch<delta_pass<DIM, true, false>>(p, a, chunks, arrays, error)
                  : pass_launch<delta_pass<DIM, false, false>>(p, a, chunks, arrays, error);
@@ -223,6 +225,7 @@ loam_status recurrent_pass_hopper(const loam_problem *p, const loam_args *a, con
     arrays.chunk_decay = chunks->chunk_decay, arrays.suf_decay = chunks->suf_decay,
     arrays.state_in = a->state_in, arrays.state_out = a->state_out;
     arrays.rows = (int)p->dim_v, arrays.columns = (int)p->dim_qk;
+    if (chunk_width(p) == 256) return launch<256>(p, a, chunks, &arrays, error);
     return chunk_width(p) == 64 ? launch<64>(p, a, chunks, &arrays, error)
                                 : launch<128>(p, a, chunks, &arrays, error);
 }

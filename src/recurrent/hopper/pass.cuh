@@ -60,7 +60,7 @@ template <int DIM, bool DELTA, bool GATED, bool BACKWARD, bool LO> struct pass_s
     /* The first tile that may have rows of the next sequence. u_hat of a delta rule has none: rows beyond the
      * end of an array over slots are 0. */
     static constexpr int first_view = hi_lo ? key : 0;
-    static constexpr int stages = all > 6 ? 3 : all > 4 ? 4 : 6; /* stages of the ring */
+    static constexpr int stages = all > 8 ? 2 : all > 6 ? 3 : all > 4 ? 4 : 6; /* stages of the ring */
     /* Output buffers; with a delta rule snapshots and results alternate. */
     static constexpr int buffers = DELTA && BACKWARD ? 2 : 4;
     static constexpr int results = DELTA ? buffers / 2 : 0, snapshots = buffers - results;

@@ -162,8 +162,8 @@ static __device__ __forceinline__ void store_decayed(prepare_tokens_shared<DIM, 
         else if (GATED)
             sm.k_factor[t] = (weighted ? sm.beta[t] : 1) * sm.suf_decay[t];
     }
-    if (chunks.chunk_decay && threadIdx.x < DIM)
-        chunks.chunk_decay[chunk.slot * DIM + threadIdx.x] = GATED ? sm.pre_decay[TILE_SIDE - 1] : 1;
+    for (int c = threadIdx.x; c < DIM && chunks.chunk_decay; c += PREPARE_THREADS)
+        chunks.chunk_decay[chunk.slot * DIM + c] = GATED ? sm.pre_decay[TILE_SIDE - 1] : 1;
     if (GATED && chunks.q_decayed)
         store_features<DIM, true>(chunks.q_decayed, NULL, chunk, sm.q, sm.q_norm, sm.pre_decay);
     if (GATED && DELTA && chunks.suf_decay && threadIdx.x < TILE_SIDE)
@@ -178,13 +178,13 @@ static __device__ __forceinline__ void store_decayed(prepare_tokens_shared<DIM, 
 
 /* Thread block n computes slot n. */
 template <int DIM, bool GATED, bool DELTA>
-__global__ void __launch_bounds__(PREPARE_THREADS, DELTA ? 4 : 1)
+__global__ void __launch_bounds__(PREPARE_THREADS, DELTA ? (DIM > 128 ? 2 : 4) : 1)
     prepare_tokens_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                           const __grid_constant__ recurrent_chunks chunks)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     auto &sm = *(prepare_tokens_shared<DIM, DELTA> *)swizzled_memory;
-    const chunk_place chunk = chunk_of_block(p, a, chunks);
+    const chunk_place chunk = chunk_of_block(p, a, chunks, blockIdx.x);
     if (chunk.tokens == 0) return;
     report_solved(p, a, chunk);
     load_inputs<DIM, GATED, DELTA>(sm, p, a, chunks, chunk);
@@ -235,6 +235,8 @@ template <bool GATED, bool DELTA>
 static loam_status launch(const loam_problem *p, const loam_args *a, const recurrent_chunks *chunks,
                           loam_error *error)
 {
+    if (DELTA && chunk_width(p) == 256)
+        return launch_as < DELTA ? 256 : 128, GATED, DELTA > (p, a, chunks, error);
     return chunk_width(p) == 64 ? launch_as<64, GATED, DELTA>(p, a, chunks, error)
                                 : launch_as<128, GATED, DELTA>(p, a, chunks, error);
 }

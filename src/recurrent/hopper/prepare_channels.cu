@@ -508,7 +508,7 @@ __global__ void __launch_bounds__(PREPARE_THREADS)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     auto &sm = *(prepare_channels_shared<DIM, DELTA> *)swizzled_memory;
-    const chunk_place chunk = chunk_of_block(p, a, chunks);
+    const chunk_place chunk = chunk_of_block(p, a, chunks, blockIdx.x);
     if (chunk.tokens == 0) return;
     report_solved(p, a, chunk);
     if (DELTA) {
