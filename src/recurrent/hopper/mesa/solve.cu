@@ -238,7 +238,7 @@ static loam_status backward(const mesa_backward_params &s, loam_error *error)
     TRY(states(s.m, error));
     if (chunks > 0) {
         TRY(cuda_launch("mesa_adjoint_kernel", mesa_adjoint_kernel, chunks, MESA_THREADS,
-                        sizeof(mesa_solve_shared), a->stream, false, error, s));
+                        sizeof(mesa_adjoint_shared), a->stream, false, error, s));
         TRY(recurrent_solve_rest_cuda(p, a, &s.m.kept, s.m.needs_f64, s.m.x, s.dx, error));
         TRY(cuda_launch("mesa_adjoint_f64_kernel", mesa_adjoint_f64_kernel, chunks, MESA_DIM, 0, a->stream,
                         false, error, s));

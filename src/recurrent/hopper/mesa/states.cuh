@@ -48,9 +48,7 @@ static __device__ __forceinline__ void mesa_outer(mesa_rows &acc, const mesa_til
             split_pair(part, first * by.x, second * by.y);
             u.part[0][e] = part[0], u.part[1][e] = part[1];
         }
-#pragma unroll
-        for (int n = 0; n < MESA_BLOCKS; n += 2)
-            mesa_product<false, PARTS>(acc, u, x, step / 16, n);
+        mesa_product<false, PARTS>(acc, u, x, step / 16);
     }
 }
 
