@@ -110,6 +110,7 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
     extern __shared__ __align__(16) char shared_memory[];
     mesa_adjoint_shared &all = *(mesa_adjoint_shared *)shared_memory;
     mesa_solve_shared &sm = all.solve;
+    mesa_begin();
     const mesa_chunk chunk = mesa_chunk_of_block(s.m);
     if (chunk.tokens <= 0) return;
     const loam_args &a = s.m.a;
@@ -180,6 +181,7 @@ __global__ void __launch_bounds__(MESA_THREADS)
 {
     extern __shared__ __align__(16) char shared_memory[];
     mesa_reverse_shared &sm = *(mesa_reverse_shared *)shared_memory;
+    mesa_begin();
     const loam_args &a = s.m.a;
     const mesa_chunk chunk = mesa_chunk_of_block(s.m);
     if (chunk.tokens <= 0) return;
@@ -548,6 +550,7 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
 {
     extern __shared__ __align__(16) char shared_memory[];
     mesa_gradient_shared &sm = *(mesa_gradient_shared *)shared_memory;
+    mesa_begin();
     const mesa_chunk chunk = mesa_chunk_of_block(s.m);
     if (chunk.tokens <= 0) return;
     const loam_args &a = s.m.a;
@@ -586,6 +589,7 @@ __global__ void __launch_bounds__(SUM_THREADS)
     mesa_sums_kernel(const __grid_constant__ mesa_backward_params s)
 {
     __shared__ double parts[SUM_GROUPS][MESA_SUMS];
+    mesa_begin();
     const int group = threadIdx.x / (MESA_DIM + 32), c = threadIdx.x % (MESA_DIM + 32);
     const int64_t slots = s.m.kept.per_head;
     const float *from = s.sums + blockIdx.x * slots * MESA_SUMS + c;
@@ -608,6 +612,7 @@ __global__ void __launch_bounds__(SUM_THREADS)
 /* grad_ridge, summed over heads and channels as the ridge is given, and grad_scale; one warp. */
 __global__ void mesa_store_sums_kernel(const __grid_constant__ mesa_backward_params s)
 {
+    mesa_begin();
     const loam_problem &p = s.m.p;
     const loam_view &g = s.m.a.grad_ridge;
     const int lane = threadIdx.x;

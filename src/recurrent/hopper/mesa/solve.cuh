@@ -308,6 +308,7 @@ __global__ void __launch_bounds__(MESA_THREADS, 2) mesa_solve_kernel(const __gri
 {
     extern __shared__ __align__(16) char shared_memory[];
     mesa_solve_shared &sm = *(mesa_solve_shared *)shared_memory;
+    mesa_begin();
     const mesa_chunk chunk = mesa_chunk_of_block(s);
     if (chunk.tokens <= 0) return;
     mesa_solve_load(s, sm, chunk);

@@ -5,6 +5,7 @@
 #define LOAM_RECURRENT_HOPPER_MESA_TILES_CUH
 
 #include "src/gpu/block_sum.cuh"
+#include "src/gpu/hopper.cuh"
 #include "src/gpu/tile.cuh"
 #include "src/recurrent/cuda/solve.cuh"
 #include "src/recurrent/hopper/bf16.cuh"
@@ -28,6 +29,13 @@ struct mesa_params {
     int32_t *needs_f64;      /* [slot]: 1 for a chunk that must be solved in float64 */
     double *x;               /* [work row][64]: the solutions of such chunks */
 };
+
+/* All kernels begin with this: the next one may be launched, and waits there until this one has ended. */
+static __device__ __forceinline__ void mesa_begin()
+{
+    launch_dependents();
+    wait_for_previous_launch();
+}
 
 /* ------------------------------------------------------------------ chunks */
 
@@ -146,8 +154,8 @@ static __device__ __forceinline__ void mesa_operand(operand_a<2> &a, const mesa_
     }
 }
 
-/* Products are of so many blocks of 8 columns at a time: each adds to its own accumulators, so that none waits
- * for the one before. */
+/* Products are of so many blocks of 8 columns at a time: each adds to its own accumulators, so that none
+ * waits for the one before. */
 enum { MESA_GROUP = 4 };
 
 /* Operands B of a group: rows 16 k .. 16 k + 15 of the tile, columns 8 n .. */
@@ -193,8 +201,8 @@ static __device__ __forceinline__ void mesa_add_term(int term, mesa_rows &y, con
     mesa_add_group(y, a.part[term == PARTS], b[PARTS == 2 && term == 1], n);
 }
 
-/* y += a B, the terms of columns 16 k .. of x, which are `a`. B is the tile, with BY_ROWS its transpose, as the
- * sum of PARTS parts. */
+/* y += a B, the terms of columns 16 k .. of x, which are `a`. B is the tile, with BY_ROWS its transpose, as
+ * the sum of PARTS parts. */
 template <bool BY_ROWS, int PARTS>
 static __device__ __forceinline__ void mesa_product(mesa_rows &y, const operand_a<2> &a,
                                                     const mesa_tile *tile, int k)
