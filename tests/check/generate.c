@@ -242,6 +242,7 @@ static spec generate_recurrent(const loam_kernel_info *row, rng *r, double budge
                       ? (int64_t)1 << output
                       : 0;
     }
+    kernel_fit(&s); /* channels that the row does not have would cost more than fewer tokens save */
     while (recurrent_cost(&s) > (kernel_tiled(row) ? 8 * budget : budget)) {
         int64_t *const any[] = { &s.len_q, &s.dim_qk, &s.dim_v }, *const tokens[] = { &s.len_q, &s.batch };
         int64_t *size = kernel_tiled(row) ? PICK(r, tokens) : PICK(r, any);
