@@ -173,7 +173,7 @@ static void draw_recurrent_shape(spec *s, rng *r, const loam_kernel_info *row)
     s->dim_qk = draw_dim(r, row);
     s->dim_v = rng_one_in(r, 2) ? s->dim_qk : draw_dim(r, row);
     if (kernel_tiled(row)) {
-        s->dim_qk = s->dim_v = rng_one_in(r, 2) ? 64 : 128;
+        if (rng_one_in(r, 2)) s->dim_qk = s->dim_v = rng_one_in(r, 2) ? 64 : 128; /* whole tiles */
         s->len_q = rng_one_in(r, 2) ? PICK(r, long_lengths) : s->len_q;
     }
     s->packed = rng_one_in(r, 4);
@@ -242,6 +242,7 @@ static spec generate_recurrent(const loam_kernel_info *row, rng *r, double budge
                       ? (int64_t)1 << output
                       : 0;
     }
+    kernel_fit(&s); /* channels that the row does not have would cost more than fewer tokens save */
     while (recurrent_cost(&s) > (kernel_tiled(row) ? 8 * budget : budget)) {
         int64_t *const any[] = { &s.len_q, &s.dim_qk, &s.dim_v }, *const tokens[] = { &s.len_q, &s.batch };
         int64_t *size = kernel_tiled(row) ? PICK(r, tokens) : PICK(r, any);

@@ -244,7 +244,8 @@ test_place place_now = { "CPU, f32", LOAM_BACKEND_CPU, LOAM_F32, 48, 70 };
 int next_place(void)
 {
     static const test_place on_gpu[] = { { "CUDA, f32", LOAM_BACKEND_CUDA, LOAM_F32, 20, 9 },
-                                         { "CUDA, bf16, square", LOAM_BACKEND_CUDA, LOAM_BF16, 64, 64 } };
+                                         { "CUDA, bf16, square", LOAM_BACKEND_CUDA, LOAM_BF16, 64, 64 },
+                                         { "CUDA, bf16, narrow", LOAM_BACKEND_CUDA, LOAM_BF16, 40, 96 } };
     static size_t next;
     if (next == sizeof on_gpu / sizeof on_gpu[0] || !cuda_runs()) return 0;
     place_now = on_gpu[next++];

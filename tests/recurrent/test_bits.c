@@ -92,6 +92,40 @@ static void split_at_chunks(void **state)
     }
 }
 
+/* Kernels may pass on the state of several chunks: a split between them changes where these begin. */
+static void split_a_long_sequence(void **state)
+{
+    (void)state;
+    for (int mechanism = LOAM_LINEAR; mechanism < spec_mechanisms(); mechanism++) {
+        if (!by_chunks(mechanism)) continue;
+        spec s = base(mechanism, LOAM_FORWARD);
+        s.len_q = s.len_kv = 8 * LEN;
+        values whole = values_make(&s);
+        expect_run(&whole);
+        expect_split(&whole, CHUNK);
+        expect_split(&whole, 8 * CHUNK);
+        expect_split(&whole, 17 * CHUNK);
+        values_free(&whole);
+    }
+}
+
+/* Delta rules of a GPU may go through so many chunks in two parts, at half of each sequence; a part of a
+ * sequence has too few for that. */
+static void split_many_chunks(void **state)
+{
+    (void)state;
+    if (place_now.dtype != LOAM_BF16 || place_now.dim_v != 64) return;
+    for (int mechanism = LOAM_DELTA; mechanism <= LOAM_GATED_DELTA; mechanism++) {
+        spec s = base(mechanism, LOAM_FORWARD);
+        s.heads_v = 16;
+        s.len_q = s.len_kv = 53 * CHUNK - 7;
+        values whole = values_make(&s);
+        expect_run(&whole);
+        expect_split(&whole, 17 * CHUNK);
+        values_free(&whole);
+    }
+}
+
 /* Fewer heads than threads: these share the chunks of one head. */
 static void chunks_of_one_head(void **state)
 {
@@ -188,15 +222,16 @@ int main(void)
         cmocka_unit_test(any_number_of_threads),
         cmocka_unit_test(any_place_in_a_batch),
         cmocka_unit_test(split_at_chunks),
+        cmocka_unit_test(split_a_long_sequence),
         cmocka_unit_test(chunks_of_one_head),
         cmocka_unit_test(in_place),
         cmocka_unit_test(workspace),
     };
     /* Of a GPU those that touch no array themselves. */
     const struct CMUnitTest anywhere[] = {
-        cmocka_unit_test(any_number_of_threads),
-        cmocka_unit_test(any_place_in_a_batch),
-        cmocka_unit_test(split_at_chunks),
+        cmocka_unit_test(any_number_of_threads), cmocka_unit_test(any_place_in_a_batch),
+        cmocka_unit_test(split_at_chunks),       cmocka_unit_test(split_a_long_sequence),
+        cmocka_unit_test(split_many_chunks),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     while (next_place())

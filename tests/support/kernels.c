@@ -30,16 +30,17 @@ int kernel_turns_keys(const char *name) { return strncmp(name, "local_path", str
 
 int kernel_is_positive(const char *name) { return strncmp(name, "positive_", strlen("positive_")) == 0; }
 
-static int64_t sixteens(int64_t n, int64_t most)
+/* A multiple of `unit`, at most `most`. */
+static int64_t whole(int64_t n, int64_t unit, int64_t most)
 {
-    const int64_t whole = (n + 15) / 16 * 16;
-    return whole < most ? whole : most;
+    const int64_t size = (n + unit - 1) / unit * unit;
+    return size < most ? size : most;
 }
 
 static void take_tiled_features(spec *s)
 {
-    s->dim_qk = sixteens(s->dim_qk, 64), s->dim_v = sixteens(s->dim_v, 64);
-    s->features = sixteens(s->features, 256);
+    s->dim_qk = whole(s->dim_qk, 16, 64), s->dim_v = whole(s->dim_v, 16, 64);
+    s->features = whole(s->features, 16, 256);
 }
 
 #define LEAVE_OUT(name, member, ...) s->member = 0;
@@ -73,6 +74,15 @@ static void take_tiled_channels(spec *s)
     if (!takes_half(s) && s->dtype == LOAM_F16) s->dtype = LOAM_BF16;
 }
 
+/* Channels of a state that the tiled recurrences take. */
+static int64_t most_of_state(const spec *s)
+{
+    const spec_recurrence form = spec_recurrence_of(s);
+    const int wide = s->pass == LOAM_FORWARD && form.delta && form.gate != SPEC_GATE_CHANNEL &&
+                     s->feature_map == LOAM_FEATURES_IDENTITY;
+    return wide ? 256 : 128;
+}
+
 void kernel_fit(spec *s)
 {
     loam_kernel_info info;
@@ -92,6 +102,11 @@ void kernel_fit(spec *s)
     if (kernel_lists(info.mechanisms, "mesa")) {
         s->dim_qk = s->dim_v = 64;
         s->feature_map = s->feature_map == LOAM_FEATURES_ELU ? LOAM_FEATURES_UNIT : s->feature_map;
+        return;
+    }
+    if (kernel_lists(info.mechanisms, "linear")) {
+        const int64_t most = most_of_state(s);
+        s->dim_qk = whole(s->dim_qk, 8, most), s->dim_v = whole(s->dim_v, 8, most);
         return;
     }
     take_tiled_channels(s);

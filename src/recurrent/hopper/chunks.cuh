@@ -18,15 +18,25 @@
 
 enum { CHUNK_TOKENS = 64, BLOCK_TOKENS = 16, CHUNK_BLOCKS = CHUNK_TOKENS / BLOCK_TOKENS };
 
-/* Where the rows of a chunk are read: in a view of an argument, or in an array over slots, [64][dim] for each
- * slot, whose rows beyond the end of the sequence are 0. head_group: value heads that read one head of the
- * view, as in grouped-query attention. */
+/* Where the rows of a chunk are read: in a view of an argument, or in an array over slots, [64][width] for
+ * each slot, whose rows beyond the end of the sequence are 0, as are channels that the arguments do not have.
+ * head_group: value heads that read one head of the view, as in grouped-query attention. channels: of a row
+ * of the view. */
 struct chunk_source {
     const __nv_bfloat16 *data;
     int64_t batch, head, token;
     int head_group;
     bool by_slot;
+    int channels;
 };
+
+/* Channels of the tiles and of arrays over slots, for keys and for values: the kernels have instances for 64
+ * and 128, some for 256, and take what is missing up to there as 0. */
+static inline int64_t chunk_width(const loam_problem *p)
+{
+    const int64_t most = p->dim_qk > p->dim_v ? p->dim_qk : p->dim_v;
+    return most <= TILE_SIDE ? TILE_SIDE : most <= 2 * TILE_SIDE ? 2 * TILE_SIDE : 4 * TILE_SIDE;
+}
 
 /* The arrays over slots; NULL where the problem does not need one. Members that later kernels only read are
  * chunk_sources, because they may be arguments that need no preparation: without gates, for example, q_in is
@@ -35,6 +45,8 @@ struct chunk_source {
 struct recurrent_chunks {
     int64_t per_head, slots; /* slots of one value head, of all value heads */
     int64_t per_sequence;    /* chunks of a sequence, where sequences are not packed */
+    /* A launch of PREPARE, PASS or OUTPUT has chunks from .. to - 1 of each sequence; all of packed ones. */
+    int64_t from, to;
 
     chunk_source q_given, k_given, v, grad_o; /* arguments; grad_o: backward */
     /* Features of q and k. A gated forward pass does not store them: without a feature map they are the
@@ -46,19 +58,21 @@ struct recurrent_chunks {
     chunk_source u_hat, u;
     /* The memory of q, k, q_in, k_out, and of u_hat and u. */
     __nv_bfloat16 *q_features, *k_features, *q_decayed, *k_decayed, *values;
+    __nv_bfloat16 *weighed; /* additive, backward, with a gate for a token: beta e^suf v, which PASS reads */
     /* Delta rule: the lo parts of k_out, and of u_hat or u, because the state would carry rounding errors of
      * the hi parts from chunk to chunk. k_lo is NULL where the pass reads the argument k itself. In a
      * backward pass u has no lo part. */
     __nv_bfloat16 *k_lo, *values_lo;
     __nv_bfloat16 *pairs; /* [64][64]: q_i . (k_j e^seg_ij), 0 above the diagonal */
-    float *chunk_decay;   /* [dim_qk]: e^(sum of the gates) of each channel */
+    float *chunk_decay;   /* [width]: e^(sum of the gates) of each channel */
     float *suf_decay; /* [64]: e^suf, where the forward pass reads k without decay and decays u; else NULL */
-    __nv_bfloat16 *w; /* delta rule, [64][dim_qk]: Linv Diag(beta) (k e^pre) */
-    __nv_bfloat16 *states;      /* [dim_v][dim_qk]: at the beginning of the chunk */
-    float *inverse;             /* delta rule, backward, [64][64]: Linv = (I + Diag(beta) A)^-1 */
-    __nv_bfloat16 *du;          /* backward, [64][dim_v] */
-    __nv_bfloat16 *grad_states; /* backward, [dim_v][dim_qk]: gradient of the state at the end of the chunk */
-    /* Backward where value heads share a key head, [64][dim_qk]: the contribution of one value head to the
+    float *pre_decay; /* [64]: e^pre, where OUTPUT reads q without decay and decays q_in S0^T; else NULL */
+    __nv_bfloat16 *w; /* delta rule, [64][width]: Linv Diag(beta) (k e^pre) */
+    __nv_bfloat16 *states; /* [width][width], rows are channels of values: at the beginning of the chunk */
+    float *inverse;        /* delta rule, backward, [64][64]: Linv = (I + Diag(beta) A)^-1 */
+    __nv_bfloat16 *du;     /* backward, [64][width] */
+    __nv_bfloat16 *grad_states; /* backward, [width][width]: gradient of the state at the end of the chunk */
+    /* Backward where value heads share a key head, [64][width]: the contribution of one value head to the
      * gradients of the features. */
     __nv_bfloat16 *grad_q, *grad_k;
     /* Backward, one number per slot: the sum of q . dq; the sum of the gradients of the gates,
@@ -66,19 +80,45 @@ struct recurrent_chunks {
     float *grad_scale, *grad_decay;
 };
 
+/* Are additive rules passed on by weights of values, with keys as they are? So forward does by segments, and
+ * backward makes the same states. Gates of channels multiply keys; features of length 1 have two factors, of
+ * which one is rounded. */
+static inline bool chunk_weighs_values(const loam_problem *p)
+{
+    const recurrent_form *form = recurrent_form_of(p->mechanism);
+    return !form->delta && form->gate != GATE_CHANNEL && p->feature_map != LOAM_FEATURES_UNIT;
+}
+
 /* ------------------------------------------------------------------ allocation */
 
-static inline chunk_source chunk_source_of_view(const loam_const_view *view, int64_t head_group)
+static inline chunk_source chunk_source_of_view(const loam_const_view *view, int64_t head_group,
+                                                int64_t channels)
 {
-    return {
-        (const __nv_bfloat16 *)view->data, view->batch, view->head, view->token, (int)head_group, false
-    };
+    return { (const __nv_bfloat16 *)view->data,
+             view->batch,
+             view->head,
+             view->token,
+             (int)head_group,
+             false,
+             (int)channels };
 }
 
 /* The array over slots if `stored`, else `other`. */
 static inline chunk_source chunk_source_or(const __nv_bfloat16 *array, bool stored, const chunk_source &other)
 {
-    return stored ? chunk_source{ array, 0, 0, 0, 1, true } : other;
+    return stored ? chunk_source{ array, 0, 0, 0, 1, true, 0 } : other;
+}
+
+/* The numbers of slots, without arrays. */
+static inline recurrent_chunks recurrent_chunks_count(const loam_problem *p)
+{
+    recurrent_chunks x = {};
+    x.per_sequence = (p->len_q + CHUNK_TOKENS - 1) / CHUNK_TOKENS;
+    x.per_head = sequence_packed(p) ? p->total_q / CHUNK_TOKENS + p->batch
+                                    : (int64_t)size_mul((size_t)p->batch, (size_t)x.per_sequence);
+    x.slots = (int64_t)size_mul((size_t)p->heads_v, (size_t)x.per_head);
+    x.to = x.per_sequence;
+    return x;
 }
 
 /* Allocates the arrays of a pass in `pool` and sets the sources. `a` is NULL where
@@ -93,46 +133,43 @@ static inline recurrent_chunks recurrent_chunks_carve(const loam_problem *p, con
      * exact and needs no lo part. */
     const bool decay_on_u = form->delta && form->gate == GATE_TOKEN && !mapped;
     const int64_t head_group = p->heads_v / p->heads_q;
-    recurrent_chunks x = {};
-    x.per_sequence = (p->len_q + CHUNK_TOKENS - 1) / CHUNK_TOKENS;
-    x.per_head = sequence_packed(p) ? p->total_q / CHUNK_TOKENS + p->batch
-                                    : (int64_t)size_mul((size_t)p->batch, (size_t)x.per_sequence);
-    const size_t slots = size_mul((size_t)p->heads_v, (size_t)x.per_head), dk = (size_t)p->dim_qk,
-                 dv = (size_t)p->dim_v;
-    x.slots = (int64_t)slots;
+    recurrent_chunks x = recurrent_chunks_count(p);
+    const size_t slots = (size_t)x.slots, width = (size_t)chunk_width(p);
     const auto take = [&](bool wanted, size_t each, size_t bytes) {
         return wanted ? arena_take(pool, size_mul(slots, each), bytes) : NULL;
     };
     const auto take_bf16 = [&](bool wanted, size_t each) {
         return (__nv_bfloat16 *)take(wanted, each, sizeof(__nv_bfloat16));
     };
-    x.q_features = take_bf16(features, CHUNK_TOKENS * dk);
-    x.k_features = take_bf16(features, CHUNK_TOKENS * dk);
-    x.q_decayed = take_bf16(gated, CHUNK_TOKENS * dk);
-    x.k_decayed = take_bf16(gated && (!decay_on_u || backward), CHUNK_TOKENS * dk);
-    x.values = take_bf16(weighted, CHUNK_TOKENS * dv);
-    x.k_lo = take_bf16(form->delta && (gated || mapped) && !decay_on_u, CHUNK_TOKENS * dk);
-    x.values_lo = take_bf16(form->delta, CHUNK_TOKENS * dv);
+    x.q_features = take_bf16(features, CHUNK_TOKENS * width);
+    x.k_features = take_bf16(features, CHUNK_TOKENS * width);
+    x.q_decayed = take_bf16(gated && (!decay_on_u || backward), CHUNK_TOKENS * width);
+    x.k_decayed = take_bf16(gated && (!decay_on_u || backward), CHUNK_TOKENS * width);
+    x.values = take_bf16(weighted, CHUNK_TOKENS * width);
+    x.weighed = take_bf16(backward && gated && chunk_weighs_values(p), CHUNK_TOKENS * width);
+    x.k_lo = take_bf16(form->delta && (gated || mapped) && !decay_on_u, CHUNK_TOKENS * width);
+    x.values_lo = take_bf16(form->delta, CHUNK_TOKENS * width);
     x.pairs = take_bf16(true, CHUNK_TOKENS * CHUNK_TOKENS);
-    x.chunk_decay = (float *)take(true, dk, sizeof(float));
+    x.chunk_decay = (float *)take(true, width, sizeof(float));
     x.suf_decay = (float *)take(decay_on_u, CHUNK_TOKENS, sizeof(float));
-    x.w = take_bf16(form->delta, CHUNK_TOKENS * dk);
-    x.states = take_bf16(true, dv * dk);
+    x.pre_decay = (float *)take(decay_on_u && !backward, CHUNK_TOKENS, sizeof(float));
+    x.w = take_bf16(form->delta, CHUNK_TOKENS * width);
+    x.states = take_bf16(true, width * width);
     x.inverse = (float *)take(form->delta && backward, CHUNK_TOKENS * CHUNK_TOKENS, sizeof(float));
-    x.du = take_bf16(backward, CHUNK_TOKENS * dv);
-    x.grad_states = take_bf16(backward, dv * dk);
-    x.grad_q = take_bf16(backward && head_group > 1, CHUNK_TOKENS * dk);
-    x.grad_k = take_bf16(backward && head_group > 1, CHUNK_TOKENS * dk);
+    x.du = take_bf16(backward, CHUNK_TOKENS * width);
+    x.grad_states = take_bf16(backward, width * width);
+    x.grad_q = take_bf16(backward && head_group > 1, CHUNK_TOKENS * width);
+    x.grad_k = take_bf16(backward && head_group > 1, CHUNK_TOKENS * width);
     x.grad_scale = (float *)take(backward, 1, sizeof(float));
     x.grad_decay = (float *)take(backward && form->gate == GATE_HEAD, 1, sizeof(float));
     if (a) {
-        x.q_given = chunk_source_of_view(&a->q, head_group);
-        x.k_given = chunk_source_of_view(&a->k, head_group);
-        x.v = chunk_source_of_view(&a->v, 1);
-        x.grad_o = chunk_source_of_view(&a->grad_o, 1);
+        x.q_given = chunk_source_of_view(&a->q, head_group, p->dim_qk);
+        x.k_given = chunk_source_of_view(&a->k, head_group, p->dim_qk);
+        x.v = chunk_source_of_view(&a->v, 1, p->dim_v);
+        x.grad_o = chunk_source_of_view(&a->grad_o, 1, p->dim_v);
         x.q = chunk_source_or(x.q_features, mapped, x.q_given);
         x.k = chunk_source_or(x.k_features, mapped, x.k_given);
-        x.q_in = chunk_source_or(x.q_decayed, gated, x.q);
+        x.q_in = chunk_source_or(x.q_decayed, gated && (!decay_on_u || backward), x.q);
         x.k_out = chunk_source_or(x.k_decayed, gated && (!decay_on_u || backward), x.k);
         x.u_hat = x.u = chunk_source_or(x.values, weighted, x.v);
     }
@@ -188,14 +225,14 @@ static __device__ __forceinline__ chunk_place chunk_of_sequence(const recurrent_
              (int)max(min(rest, (int64_t)CHUNK_TOKENS), (int64_t)0) };
 }
 
-/* Kernels with a thread block for each slot call it with blockIdx.x. */
+/* Division of 64 bits is long. */
 static __device__ __forceinline__ chunk_place chunk_of_slot(const loam_problem &p, const loam_args &a,
-                                                            const recurrent_chunks &x, int64_t slot)
+                                                            const recurrent_chunks &x, unsigned slot)
 {
-    const int64_t h = slot / x.per_head, at = slot % x.per_head;
+    const unsigned h = slot / (unsigned)x.per_head, at = slot % (unsigned)x.per_head;
     int64_t index;
     if (p.total_q < 0) {
-        index = at / x.per_sequence;
+        index = at / (unsigned)x.per_sequence;
     } else { /* binary search for the last sequence whose base is at most `at`: bases ascend */
         int64_t low = 0, high = p.batch - 1;
         while (low < high) {
@@ -211,30 +248,88 @@ static __device__ __forceinline__ chunk_place chunk_of_slot(const loam_problem &
     return chunk_of_sequence(x, s, h, at - s.base);
 }
 
-/* ------------------------------------------------------------------ tiles of chunks */
-
-/* Row r of the chunk. */
-template <int DIM>
-static __device__ __forceinline__ const __nv_bfloat16 *chunk_row(const chunk_source &s,
-                                                                 const chunk_place &chunk, int r)
+/* The thread blocks of a launch that has one for each of its chunks. */
+static inline int64_t chunk_blocks(const recurrent_chunks &x)
 {
-    return s.data + (s.by_slot
-                         ? (chunk.slot * CHUNK_TOKENS + r) * DIM
-                         : chunk.b * s.batch + chunk.h / s.head_group * s.head + (chunk.first + r) * s.token);
+    const int64_t count = x.to - x.from;
+    return count < x.per_sequence ? x.slots / x.per_sequence * count : x.slots;
 }
 
-/* Copies 64 rows of DIM channels into DIM / 64 tiles of hopper.cuh; rows beyond the sequence become 0.
- * Asynchronous: commit and wait before use, and fence_async_proxy() before wgmma. All THREADS_LOADING threads
- * call it, each with its own `thread`. */
-template <int DIM, int THREADS_LOADING>
-static __device__ __forceinline__ void load_chunk(__nv_bfloat16 *tiles, const chunk_source &s,
-                                                  const chunk_place &chunk, int thread)
+/* The chunk of thread block `block`. */
+static __device__ __forceinline__ chunk_place chunk_of_block(const loam_problem &p, const loam_args &a,
+                                                             const recurrent_chunks &x, unsigned block)
 {
-#pragma unroll 4
-    for (int e = thread; e < CHUNK_TOKENS * (DIM / 8); e += THREADS_LOADING) {
-        const int r = e / (DIM / 8), c = e % (DIM / 8) * 8;
-        const bool real = r < chunk.tokens;
-        copy_async_16_or_zero(tiles + swizzled(r, c), chunk_row<DIM>(s, chunk, real ? r : 0) + c, real);
+    const unsigned count = (unsigned)(x.to - x.from), all = (unsigned)x.per_sequence;
+    const unsigned slot = count < all ? block / count * all + (unsigned)x.from + block % count : block;
+    return chunk_of_slot(p, a, x, slot);
+}
+
+/* For the end of a kernel that does not wait for the previous one before: it ends later, so that what comes
+ * next begins after both. One thread block waits, the others leave. */
+static __device__ __forceinline__ void end_after_previous_launch()
+{
+    if (blockIdx.x == gridDim.x - 1) wait_for_previous_launch();
+}
+
+/* ------------------------------------------------------------------ tiles of chunks */
+
+/* Row r of a chunk is at first + r * stride and has this many channels. */
+struct chunk_rows {
+    const __nv_bfloat16 *first;
+    int64_t stride;
+    int channels;
+};
+
+template <int DIM>
+static __device__ __forceinline__ chunk_rows chunk_rows_of(const chunk_source &s, const chunk_place &chunk)
+{
+    if (s.by_slot) return { s.data + chunk.slot * CHUNK_TOKENS * DIM, DIM, DIM };
+    const int64_t head = (unsigned)chunk.h / (unsigned)s.head_group; /* 64-bit division is long */
+    return { s.data + chunk.b * s.batch + head * s.head + chunk.first * s.token, s.token, s.channels };
+}
+
+/* Copies rows into tiles of ROWS rows; rows from `tokens` on and channels that are not there become 0.
+ * Asynchronous: commit and wait before use. */
+template <int DIM, int THREADS, int ROWS>
+static __device__ __forceinline__ void load_tiles(__nv_bfloat16 *tiles, const chunk_rows &from, int tokens)
+{
+    constexpr int pieces = DIM / 8, step = THREADS / pieces;
+    const int first = threadIdx.x / pieces, c = threadIdx.x % pieces * 8;
+    const __nv_bfloat16 *row = from.first + first * from.stride + c;
+    __nv_bfloat16 *to = tiles + c / TILE_SIDE * (ROWS * TILE_SIDE) + first * TILE_SIDE +
+                        (c % TILE_SIDE / 8 ^ first % 8) * 8;
+    static_assert(step % 8 == 0, "all rows of a thread have the same swizzle");
+#pragma unroll
+    for (int n = 0; n < ROWS / step; n++) {
+        const bool real = first + n * step < tokens && c < from.channels;
+        copy_async_16_or_zero(to + n * step * TILE_SIDE, real ? row + n * step * from.stride : from.first,
+                              real);
+    }
+}
+
+template <int DIM, int THREADS>
+static __device__ __forceinline__ void load_rows_of(__nv_bfloat16 *tiles, const chunk_source &s,
+                                                    const chunk_place &chunk)
+{
+    constexpr int width = DIM < 2 * TILE_SIDE ? DIM : 2 * TILE_SIDE; /* of what load_tiles takes */
+    const chunk_rows rows = chunk_rows_of<DIM>(s, chunk);
+#pragma unroll
+    for (int c = 0; c < DIM; c += width) {
+        load_tiles<width, THREADS, CHUNK_TOKENS>(
+            tiles + c * TILE_SIDE,
+            { rows.first + (c < rows.channels ? c : 0), rows.stride, rows.channels - c }, chunk.tokens);
+    }
+}
+
+/* Reports every row as solved, without a solver: these mechanisms have no system to solve. */
+static __device__ __forceinline__ void report_solved(const loam_problem &p, const loam_args &a,
+                                                     const chunk_place &chunk)
+{
+    const loam_view &view = a.info;
+    if (p.pass == LOAM_FORWARD && view.data && (int)threadIdx.x < chunk.tokens) {
+        loam_row_info *row = (loam_row_info *)view.data +
+                             RECURRENT_AT(view, chunk.b, chunk.h, chunk.first + threadIdx.x);
+        *row = { LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0, 0 };
     }
 }
 

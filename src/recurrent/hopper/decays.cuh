@@ -8,7 +8,7 @@
 #ifndef LOAM_RECURRENT_HOPPER_DECAYS_CUH
 #define LOAM_RECURRENT_HOPPER_DECAYS_CUH
 
-#include "src/gpu/mma.cuh"
+#include "src/recurrent/hopper/chunks.cuh"
 
 static constexpr float LOG_DECAY_MIN = -1e4f;
 static constexpr double LOG2_E = 1.4426950408889634;
@@ -73,6 +73,37 @@ static __device__ __forceinline__ float2 split_double(double x)
 static __device__ __forceinline__ float decay_between(const float2 &a, const float2 &b)
 {
     return exp2_fast((a.x - b.x) + (a.y - b.y));
+}
+
+/* Of the lane's two tokens: pre in the log2 domain, hi and lo part; e^pre; e^suf. */
+struct lane_decays {
+    float2 pre_log2[2];
+    float pre[2], suf[2];
+};
+
+/* From the log decays of a chunk's tokens. A decay of the head is a view whose batch and token strides are
+ * 0. */
+static __device__ __forceinline__ lane_decays lane_decays_of(const loam_const_view &gates,
+                                                             const chunk_place &chunk)
+{
+    float gate[2];
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        const int t = threadIdx.x % 32 * 2 + n;
+        const int64_t at = RECURRENT_AT(gates, chunk.b, chunk.h, chunk.first + t);
+        gate[n] = t < chunk.tokens ? ((const float *)gates.data)[at] : 0;
+    }
+    double pre[2];
+    cumulative_log_decay(pre, gate, LOG2_E);
+    const double all = __shfl_sync(0xffffffffu, pre[1], 31);
+    lane_decays x;
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        x.pre_log2[n] = split_double(pre[n]);
+        x.pre[n] = exp2_fast((float)pre[n]);
+        x.suf[n] = exp2_fast((float)(all - pre[n]));
+    }
+    return x;
 }
 
 #endif

@@ -42,7 +42,7 @@ static __device__ __forceinline__ void load_operands(gradient_shared<DIM, GATES,
     load_rows_of<DIM, threads>(sm.in.grad_o, chunks.grad_o, chunk);
     load_rows_of<DIM, threads>(sm.in.u, chunks.u, chunk);
     if (DELTA) {
-        load_rows_of<DIM, threads>(sm.dr, { chunks.du, 0, 0, 0, 1, true }, chunk);
+        load_rows_of<DIM, threads>(sm.dr, { chunks.du, 0, 0, 0, 1, true, 0 }, chunk);
         copy_async_commit();
     }
     load_rows_of<DIM, threads>(sm.q, chunks.q, chunk);
@@ -60,7 +60,7 @@ static __device__ __forceinline__ void store_gradients(gradient_shared<DIM, GATE
 {
     const int thread = threadIdx.x;
     if constexpr (GATES == CHANNEL_GATES) {
-        store_channel_gates(sm, a, sm.chunk);
+        store_channel_gates(sm, p, a, sm.chunk);
         __syncthreads();
     }
     store_row_gradients(sm, p, a, chunks, sm.chunk);
@@ -91,7 +91,7 @@ static __global__ void __launch_bounds__(gradient_shape<DIM, GATES>::threads,
     if (threadIdx.x == 0) sm.chunk = chunk;
     load_scalars(sm, a, chunk);
     float decay[BLOCK_TOKENS];
-    if (GATES == CHANNEL_GATES) load_decays<DIM>(decay, a, chunk);
+    if (GATES == CHANNEL_GATES) load_decays<DIM>(decay, p, a, chunk);
     if (DELTA) {
         weights_operand<2> inverse;
         load_inverse(inverse, chunks.inverse + chunk.slot * CHUNK_TOKENS * CHUNK_TOKENS);
@@ -123,15 +123,16 @@ static __global__ void __launch_bounds__(SUM_THREADS)
     head_group_sum_kernel(const loam_problem p, const loam_args a, const recurrent_chunks chunks)
 {
     typedef row_vectors<DIM, SUM_THREADS> vectors;
-    const int64_t head_group = chunks.q_given.head_group, head = blockIdx.x / chunks.per_head;
-    const chunk_place chunk = chunk_of_slot(
-        p, a, chunks, head * head_group * chunks.per_head + blockIdx.x % chunks.per_head);
+    const unsigned head_group = (unsigned)chunks.q_given.head_group, per_head = (unsigned)chunks.per_head,
+                   head = blockIdx.x / per_head;
+    const chunk_place chunk = chunk_of_slot(p, a, chunks,
+                                            head * head_group * per_head + blockIdx.x % per_head);
     const int c = threadIdx.x % vectors::lanes * 8;
 #pragma unroll
     for (int side = 0; side < 2; side++) {
         const __nv_bfloat16 *parts = (side ? chunks.grad_k : chunks.grad_q) +
                                      chunk.slot * CHUNK_TOKENS * DIM + c;
-        const rows_out to = rows_to(side ? a.grad_k : a.grad_q, chunk, head);
+        const rows_out to = rows_to(side ? a.grad_k : a.grad_q, p.dim_qk, chunk, head);
         vectors features, given;
         load_vectors(features, true, side ? chunks.k : chunks.q, chunk);
         load_vectors(given, true, side ? chunks.k_given : chunks.q_given, chunk);
@@ -218,7 +219,8 @@ loam_status recurrent_gradient_hopper(const loam_problem *p, const loam_args *a,
         gates.grad_log_decay.data = NULL;
     }
     if (chunks->slots > 0)
-        TRY(p->dim_qk == 64 ? launch<64>(p, &gates, chunks, error) : launch<128>(p, &gates, chunks, error));
+        TRY(chunk_width(p) == 64 ? launch<64>(p, &gates, chunks, error)
+                                 : launch<128>(p, &gates, chunks, error));
     if (a->grad_scale) {
         TRY(cuda_launch("slot_sum_kernel", slot_sum_kernel, 1, SUM_THREADS, 0, a->stream, false, error,
                         (float *)a->grad_scale, (int64_t)0, (const float *)chunks->grad_scale, chunks->slots,

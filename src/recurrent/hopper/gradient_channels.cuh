@@ -11,20 +11,21 @@
 template <int DIM> static __device__ __forceinline__ int own_channel() { return threadIdx.x % DIM; }
 template <int DIM> static __device__ __forceinline__ int own_block() { return threadIdx.x / DIM; }
 
-/* e^g of the thread's 16 tokens; 1 beyond the sequence. All loads are issued before
- * the first result is used. */
+/* e^g of the thread's 16 tokens; 1 beyond the sequence, and for channels that are not there. All loads are
+ * issued before the first result is used. */
 template <int DIM>
-static __device__ __forceinline__ void load_decays(float (&decay)[BLOCK_TOKENS], const loam_args &a,
-                                                   const chunk_place &chunk)
+static __device__ __forceinline__ void load_decays(float (&decay)[BLOCK_TOKENS], const loam_problem &p,
+                                                   const loam_args &a, const chunk_place &chunk)
 {
-    const float *gates = gate_of(a, chunk, 0) + own_channel<DIM>();
+    const bool there = own_channel<DIM>() < (int)p.dim_qk;
+    const float *gates = gate_of(a, chunk, 0) + (there ? own_channel<DIM>() : 0);
     const int first = own_block<DIM>() * BLOCK_TOKENS;
 #pragma unroll
     for (int i = 0; i < BLOCK_TOKENS; i++)
         decay[i] = gates[min(first + i, chunk.tokens - 1) * a.log_decay.token];
 #pragma unroll
     for (int i = 0; i < BLOCK_TOKENS; i++)
-        decay[i] = first + i < chunk.tokens ? exp_fast(decay[i]) : 1;
+        decay[i] = there && first + i < chunk.tokens ? exp_fast(decay[i]) : 1;
 }
 
 /* Fills sm.in.decayed, the rows decayed within their block of 16 tokens, and sm.block_decay, the decay over
@@ -155,12 +156,13 @@ static __device__ __forceinline__ void complete_keys(float (&terms)[BLOCK_TOKENS
 /* Completes the sums of one channel and block. */
 template <int DIM, bool DELTA>
 static __device__ __forceinline__ void complete_block(gradient_shared<DIM, CHANNEL_GATES, DELTA> &sm,
-                                                      const loam_args &a, const chunk_place &chunk)
+                                                      const loam_problem &p, const loam_args &a,
+                                                      const chunk_place &chunk)
 {
     const int block = own_block<DIM>(), c = own_channel<DIM>();
     block_channel b;
     float terms[BLOCK_TOKENS];
-    load_decays<DIM>(b.decay, a, chunk);
+    load_decays<DIM>(b.decay, p, a, chunk);
 #pragma unroll
     for (int i = 0; i < BLOCK_TOKENS; i++) {
         const int at = swizzled(block * BLOCK_TOKENS + i, c);
@@ -176,13 +178,14 @@ static __device__ __forceinline__ void complete_block(gradient_shared<DIM, CHANN
  * blocks and of the states. */
 template <int DIM, bool DELTA>
 static __device__ __forceinline__ void store_channel_gates(gradient_shared<DIM, CHANNEL_GATES, DELTA> &sm,
-                                                           const loam_args &a, const chunk_place &chunk)
+                                                           const loam_problem &p, const loam_args &a,
+                                                           const chunk_place &chunk)
 {
     typedef gradient_shared<DIM, CHANNEL_GATES, DELTA> shared;
     const int c = own_channel<DIM>(), block = own_block<DIM>();
-    complete_block<DIM, DELTA>(sm, a, chunk);
+    complete_block<DIM, DELTA>(sm, p, a, chunk);
     __syncthreads();
-    if (!a.grad_log_decay.data) return;
+    if (!a.grad_log_decay.data || c >= (int)p.dim_qk) return;
     float others = 0;
 #pragma unroll
     for (int part = 0; part < STATE_PARTS; part++)

@@ -70,42 +70,46 @@ static __device__ __forceinline__ void load_vectors(row_vectors<DIM, THREADS> &x
                                                     const chunk_source &s, const chunk_place &chunk)
 {
     typedef row_vectors<DIM, THREADS> vectors;
-    const chunk_rows rows = rows_of<DIM>(s, chunk);
+    const chunk_rows rows = chunk_rows_of<DIM>(s, chunk);
     const int c = threadIdx.x % vectors::lanes * 8;
 #pragma unroll
     for (int n = 0; n < vectors::count; n++) {
         const int r = threadIdx.x / vectors::lanes + n * vectors::step;
-        x.vector[n] = wanted && r < chunk.tokens ? *(const uint4 *)(rows.first + r * rows.stride + c)
-                                                 : make_uint4(0, 0, 0, 0);
+        x.vector[n] = wanted && r < chunk.tokens && c < rows.channels
+                          ? *(const uint4 *)(rows.first + r * rows.stride + c)
+                          : make_uint4(0, 0, 0, 0);
     }
 }
 
-/* Row r of a gradient is at first + r * stride; `first` is NULL where the gradient is not wanted. */
+/* Row r of a gradient is at first + r * stride and has this many channels; `first` is NULL where the gradient
+ * is not wanted. */
 struct rows_out {
     __nv_bfloat16 *first;
     int64_t stride;
+    int channels;
 };
 
-static __device__ __forceinline__ rows_out rows_to(const loam_view &view, const chunk_place &chunk, int64_t h)
+static __device__ __forceinline__ rows_out rows_to(const loam_view &view, int64_t channels,
+                                                   const chunk_place &chunk, int64_t h)
 {
     return { view.data ? (__nv_bfloat16 *)view.data + RECURRENT_AT(view, chunk.b, h, chunk.first) : NULL,
-             view.token };
+             view.token, (int)channels };
 }
 
 /* The rows in the array over slots where contributions of value heads are still to be summed,
  * else those in the view. */
 template <int DIM>
-static __device__ __forceinline__ rows_out rows_to(const loam_view &view, __nv_bfloat16 *by_slot,
-                                                   const chunk_place &chunk)
+static __device__ __forceinline__ rows_out rows_to(const loam_view &view, int64_t channels,
+                                                   __nv_bfloat16 *by_slot, const chunk_place &chunk)
 {
-    if (by_slot) return { by_slot + chunk.slot * CHUNK_TOKENS * DIM, DIM };
-    return rows_to(view, chunk, chunk.h);
+    if (by_slot) return { by_slot + chunk.slot * CHUNK_TOKENS * DIM, DIM, DIM };
+    return rows_to(view, channels, chunk, chunk.h);
 }
 
 static __device__ __forceinline__ void store_row(const rows_out &to, int r, int c, bool real,
                                                  const float (&x)[8])
 {
-    if (real && to.first) *(uint4 *)(to.first + r * to.stride + c) = pack_8(x);
+    if (real && to.first && c < to.channels) *(uint4 *)(to.first + r * to.stride + c) = pack_8(x);
 }
 
 /* 8 channels of a row: features and gradients; dr without beta. Sums over the channels of the row: terms of
@@ -164,13 +168,13 @@ static __device__ __forceinline__ void store_row_gradients(gradient_shared<DIM, 
     const bool wants_beta = a.grad_beta.data, to_inputs = !chunks.grad_q,
                norms = to_inputs && p.feature_map == LOAM_FEATURES_UNIT;
     vectors du, v, q_given, k_given;
-    load_vectors(du, !DELTA, { chunks.du, 0, 0, 0, 1, true }, chunk);
+    load_vectors(du, !DELTA, { chunks.du, 0, 0, 0, 1, true, 0 }, chunk);
     load_vectors(v, wants_beta, chunks.v, chunk);
     load_vectors(q_given, norms, chunks.q_given, chunk);
     load_vectors(k_given, norms, chunks.k_given, chunk);
-    const rows_out to_q = rows_to<DIM>(a.grad_q, chunks.grad_q, chunk),
-                   to_k = rows_to<DIM>(a.grad_k, chunks.grad_k, chunk),
-                   to_v = rows_to(a.grad_v, chunk, chunk.h);
+    const rows_out to_q = rows_to<DIM>(a.grad_q, p.dim_qk, chunks.grad_q, chunk),
+                   to_k = rows_to<DIM>(a.grad_k, p.dim_qk, chunks.grad_k, chunk),
+                   to_v = rows_to(a.grad_v, p.dim_v, chunk, chunk.h);
 #pragma unroll
     for (int i = 0; i < vectors::count; i++) {
         const int r = threadIdx.x / vectors::lanes + i * vectors::step;

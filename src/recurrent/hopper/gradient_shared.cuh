@@ -72,48 +72,10 @@ template <int DIM> static __device__ __forceinline__ int swizzled_state(int row,
     return column / TILE_SIDE * (DIM * TILE_SIDE) + row * TILE_SIDE + ((c / 8 ^ row % 8) * 8 | c % 8);
 }
 
-/* Row r of a chunk is at first + r * stride. */
-struct chunk_rows {
-    const __nv_bfloat16 *first;
-    int64_t stride;
-};
-
-template <int DIM>
-static __device__ __forceinline__ chunk_rows rows_of(const chunk_source &s, const chunk_place &chunk)
-{
-    return { chunk_row<DIM>(s, chunk, 0), s.by_slot ? DIM : s.token };
-}
-
-/* Copies rows into tiles of ROWS rows; rows from `tokens` on become 0. Asynchronous:
- * commit and wait before use. */
-template <int DIM, int THREADS, int ROWS>
-static __device__ __forceinline__ void load_tiles(__nv_bfloat16 *tiles, const chunk_rows &from, int tokens)
-{
-    constexpr int pieces = DIM / 8, step = THREADS / pieces;
-    const int first = threadIdx.x / pieces, c = threadIdx.x % pieces * 8;
-    const __nv_bfloat16 *row = from.first + first * from.stride + c;
-    __nv_bfloat16 *to = tiles + c / TILE_SIDE * (ROWS * TILE_SIDE) + first * TILE_SIDE +
-                        (c % TILE_SIDE / 8 ^ first % 8) * 8;
-    static_assert(step % 8 == 0, "all rows of a thread have the same swizzle");
-#pragma unroll
-    for (int n = 0; n < ROWS / step; n++) {
-        const bool real = first + n * step < tokens;
-        copy_async_16_or_zero(to + n * step * TILE_SIDE, real ? row + n * step * from.stride : from.first,
-                              real);
-    }
-}
-
 template <int DIM, int THREADS>
 static __device__ __forceinline__ void load_state_tiles(__nv_bfloat16 *tiles, const __nv_bfloat16 *state)
 {
-    load_tiles<DIM, THREADS, DIM>(tiles, { state, DIM }, DIM);
-}
-
-template <int DIM, int THREADS>
-static __device__ __forceinline__ void load_rows_of(__nv_bfloat16 *tiles, const chunk_source &s,
-                                                    const chunk_place &chunk)
-{
-    load_tiles<DIM, THREADS, CHUNK_TOKENS>(tiles, rows_of<DIM>(s, chunk), chunk.tokens);
+    load_tiles<DIM, THREADS, DIM>(tiles, { state, DIM, DIM }, DIM);
 }
 
 /* The log decay of row `row` of the chunk. */

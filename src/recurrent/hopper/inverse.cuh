@@ -15,8 +15,7 @@
 
 #include "src/recurrent/hopper/chunks.cuh"
 
-/* The square is a 64 x 64 matrix of floats in shared memory, with rows SQUARE_PITCH apart. Its 16 rows of a
- * warp later serve as the staging buffer of that warp for rows of other arrays. */
+/* The square is a 64 x 64 matrix of floats in shared memory, with rows SQUARE_PITCH apart. */
 enum { SQUARE_PITCH = TILE_SIDE + PAD, SQUARE_ELEMENTS = TILE_SIDE * SQUARE_PITCH };
 
 /* Inverts the diagonal block of the warp in place by forward substitution; lanes 0 ..
@@ -125,33 +124,21 @@ static __device__ __forceinline__ void invert(float *square)
     __syncthreads();
 }
 
-/* Loads the 16 rows of the warp from the square, in the layout of operand A. */
-static __device__ __forceinline__ void load_square(float (&linv)[4][4][2], const float *square)
-{
-    const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const float2 x = *(const float2 *)(square + (row + e % 2 * 8) * SQUARE_PITCH + 16 * k + 2 * t +
-                                               e / 2 * 8);
-            linv[k][e][0] = x.x, linv[k][e][1] = x.y;
-        }
-    }
-}
-
-/* m = square Diag(factor) as operand A in hi and lo part: one part alone would add its
- * rounding to the products. */
-static __device__ __forceinline__ void scale_square(weights_operand<2> &m, const float (&linv)[4][4][2],
+/* m = square Diag(factor), the 16 rows of the warp as operand A in hi and lo part: one part alone would add
+ * its rounding to the products. */
+static __device__ __forceinline__ void scale_square(weights_operand<2> &m, const float *square,
                                                     const float *factor)
 {
+    const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const float2 f = *(const float2 *)(factor + 16 * k + threadIdx.x % 4 * 2 + e / 2 * 8);
+            const int column = 16 * k + threadIdx.x % 4 * 2 + e / 2 * 8;
+            const float2 x = *(const float2 *)(square + (row + e % 2 * 8) * SQUARE_PITCH + column),
+                         f = *(const float2 *)(factor + column);
             uint32_t part[2];
-            split_pair(part, linv[k][e][0] * f.x, linv[k][e][1] * f.y);
+            split_pair(part, x.x * f.x, x.y * f.y);
             m.part[0][k][e] = part[0], m.part[1][k][e] = part[1];
         }
     }

@@ -52,14 +52,14 @@ static inline bool chunk_source_fits(const loam_problem *p, const chunk_source &
     return s.by_slot || tensor_map_fits(&view, source_batch(p), source_heads(p, s), source_tokens(p));
 }
 
-/* The descriptor of a source of `columns` channels, in boxes of 64 tokens by 64 channels. */
+/* The descriptor of a source, in boxes of 64 tokens by 64 channels; arrays over slots are `width` wide. */
 static inline loam_status chunk_map_make(chunk_map *to, const loam_problem *p, const recurrent_chunks *chunks,
-                                         const chunk_source &s, int64_t columns, loam_error *error)
+                                         const chunk_source &s, int64_t width, loam_error *error)
 {
-    if (s.by_slot) return slot_map_make(to, chunks, s.data, CHUNK_TOKENS, columns, CHUNK_TOKENS, error);
+    if (s.by_slot) return slot_map_make(to, chunks, s.data, CHUNK_TOKENS, width, CHUNK_TOKENS, error);
     const loam_const_view view = chunk_source_view(s);
     to->head_group = s.head_group, to->by_slot = false;
-    return tensor_map_make(&to->map, &view, source_batch(p), source_heads(p, s), source_tokens(p), columns,
+    return tensor_map_make(&to->map, &view, source_batch(p), source_heads(p, s), source_tokens(p), s.channels,
                            CHUNK_TOKENS, error);
 }
 

@@ -65,4 +65,20 @@ static __device__ __forceinline__ void round_to_operand(uint32_t (&a)[TILES * 4]
     }
 }
 
+/* Calls use(x, row, column) for the elements of the state that a thread has: two columns of every
+ * eight, in one row (ELEMENTS = 2) or in two rows that are eight apart (4). Row and column are
+ * relative to the thread block's. */
+template <int BLOCKS, int ELEMENTS, class F>
+static __device__ __forceinline__ void for_each_element(float (&state)[BLOCKS][ELEMENTS], F use)
+{
+    const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * (ELEMENTS * 4) + lane / 4,
+              column = lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < ELEMENTS; e++)
+            use(state[n][e], row + e / 2 * 8, 8 * n + column + e % 2);
+    }
+}
+
 #endif

@@ -177,10 +177,12 @@ template <int DIM, bool GATED, bool LO> struct delta_pass {
 static loam_status forward_maps(pass_arrays *to, const loam_problem *p, const recurrent_chunks *chunks,
                                 loam_error *error)
 {
-    const int64_t d = p->dim_qk;
-    TRY(chunk_map_make(&to->key, p, chunks, chunks->suf_decay ? chunks->k : chunks->k_out, d, error));
+    const int64_t d = chunk_width(p);
+    const bool key_itself = chunks->suf_decay || chunks->weighed;
+    TRY(chunk_map_make(&to->key, p, chunks, key_itself ? chunks->k : chunks->k_out, d, error));
     if (!recurrent_form_of(p->mechanism)->delta) {
-        TRY(chunk_map_make(&to->value, p, chunks, chunks->u_hat, d, error));
+        const chunk_source value = chunk_source_or(chunks->weighed, chunks->weighed, chunks->u_hat);
+        TRY(chunk_map_make(&to->value, p, chunks, value, d, error));
         return slot_map_make(&to->snapshot, chunks, chunks->states, d, d, TILE_SIDE, error);
     }
     constexpr int rows = TILE_SIDE / 2; /* rows of the state that a block has */
@@ -201,13 +203,15 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const recur
 {
     const recurrent_form *form = recurrent_form_of(p->mechanism);
     const bool gated = form->gate != GATE_NONE;
-    if (!form->delta) {
-        return gated ? pass_launch<additive_pass<DIM, true, false>>(p, a, chunks, arrays, error)
-                     : pass_launch<additive_pass<DIM, false, false>>(p, a, chunks, arrays, error);
-    }
-    if (chunks->k_lo) {
-        return gated ? pass_launch<delta_pass<DIM, true, true>>(p, a, chunks, arrays, error)
-                     : pass_launch<delta_pass<DIM, false, true>>(p, a, chunks, arrays, error);
+    if constexpr (DIM <= 128) {
+        if (!form->delta) {
+            return gated ? pass_launch<additive_pass<DIM, true, false>>(p, a, chunks, arrays, error)
+                         : pass_launch<additive_pass<DIM, false, false>>(p, a, chunks, arrays, error);
+        }
+        if (chunks->k_lo) {
+            return gated ? pass_launch<delta_pass<DIM, true, true>>(p, a, chunks, arrays, error)
+                         : pass_launch<delta_pass<DIM, false, true>>(p, a, chunks, arrays, error);
+        }
     }
     return gated ? pass_launch<delta_pass<DIM, true, false>>(p, a, chunks, arrays, error)
                  : pass_launch<delta_pass<DIM, false, false>>(p, a, chunks, arrays, error);
@@ -220,6 +224,8 @@ loam_status recurrent_pass_hopper(const loam_problem *p, const loam_args *a, con
     if (recurrent_tokens(p) > 0) TRY(forward_maps(&arrays, p, chunks, error));
     arrays.chunk_decay = chunks->chunk_decay, arrays.suf_decay = chunks->suf_decay,
     arrays.state_in = a->state_in, arrays.state_out = a->state_out;
-    return p->dim_qk == 64 ? launch<64>(p, a, chunks, &arrays, error)
-                           : launch<128>(p, a, chunks, &arrays, error);
+    arrays.rows = (int)p->dim_v, arrays.columns = (int)p->dim_qk;
+    if (chunk_width(p) == 256) return launch<256>(p, a, chunks, &arrays, error);
+    return chunk_width(p) == 64 ? launch<64>(p, a, chunks, &arrays, error)
+                                : launch<128>(p, a, chunks, &arrays, error);
 }

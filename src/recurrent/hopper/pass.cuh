@@ -37,7 +37,8 @@ struct pass_arrays {
     bool store_lo;               /* store the lo part of u too */
     loam_const_view state_in;
     loam_view state_out;
-    float scale; /* backward: multiplies do */
+    int rows, columns; /* of the states that are given and returned; the others are 0 */
+    float scale;       /* backward: multiplies do */
 };
 
 template <int DIM, bool DELTA, bool GATED, bool BACKWARD, bool LO> struct pass_shape {
@@ -59,7 +60,7 @@ template <int DIM, bool DELTA, bool GATED, bool BACKWARD, bool LO> struct pass_s
     /* The first tile that may have rows of the next sequence. u_hat of a delta rule has none: rows beyond the
      * end of an array over slots are 0. */
     static constexpr int first_view = hi_lo ? key : 0;
-    static constexpr int stages = all > 6 ? 3 : all > 4 ? 4 : 6; /* stages of the ring */
+    static constexpr int stages = all > 8 ? 2 : all > 6 ? 3 : all > 4 ? 4 : 6; /* stages of the ring */
     /* Output buffers; with a delta rule snapshots and results alternate. */
     static constexpr int buffers = DELTA && BACKWARD ? 2 : 4;
     static constexpr int results = DELTA ? buffers / 2 : 0, snapshots = buffers - results;
@@ -89,7 +90,7 @@ struct pass_block {
     chunk_sequence s;
     int64_t h;
     int row, column;
-    unsigned chunks, partial;
+    unsigned first, chunks, partial;
 };
 
 template <class SHAPE>
@@ -102,7 +103,9 @@ static __device__ __forceinline__ pass_block pass_block_at(const loam_problem &p
     block.s = chunk_sequence_at(p, a, chunks, rest / (unsigned)p.heads_v);
     block.row = (int)tile % (SHAPE::dim / SHAPE::rows) * SHAPE::rows,
     block.column = (int)tile / (SHAPE::dim / SHAPE::rows) * TILE_SIDE;
-    block.chunks = __shfl_sync(0xffffffffu, (unsigned)((block.s.len + CHUNK_TOKENS - 1) / CHUNK_TOKENS), 0);
+    const int64_t all = (block.s.len + CHUNK_TOKENS - 1) / CHUNK_TOKENS;
+    block.first = (unsigned)chunks.from;
+    block.chunks = __shfl_sync(0xffffffffu, (unsigned)(min(all, chunks.to) - chunks.from), 0);
     const bool ends_within = sequence_packed(&p) && block.s.len % CHUNK_TOKENS != 0;
     block.partial = !ends_within ? ~0u : SHAPE::backward ? 0 : block.chunks - 1;
     return block;
@@ -113,7 +116,8 @@ template <class SHAPE>
 static __device__ __forceinline__ chunk_place pass_begin(const recurrent_chunks &chunks,
                                                          const pass_block &block)
 {
-    return chunk_of_sequence(chunks, block.s, block.h, SHAPE::backward ? (int64_t)block.chunks - 1 : 0);
+    return chunk_of_sequence(chunks, block.s, block.h,
+                             (int64_t)block.first + (SHAPE::backward ? (int64_t)block.chunks - 1 : 0));
 }
 
 /* ------------------------------------------------------------------ copies */
@@ -200,40 +204,30 @@ static __device__ __forceinline__ void pass_wait(SHARED &sm, const pass_block &b
 
 /* ------------------------------------------------------------------ the state */
 
-/* Calls use(x, row, column) for the elements of the state that a thread has: two columns of every
- * eight, in one row (ELEMENTS = 2) or in two rows that are eight apart (4). Row and column are
- * relative to the thread block's. */
-template <int BLOCKS, int ELEMENTS, class F>
-static __device__ __forceinline__ void for_each_element(float (&state)[BLOCKS][ELEMENTS], F use)
-{
-    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * (ELEMENTS * 4) + lane / 4,
-              column = lane % 4 * 2;
-#pragma unroll
-    for (int n = 0; n < BLOCKS; n++) {
-#pragma unroll
-        for (int e = 0; e < ELEMENTS; e++)
-            use(state[n][e], row + e / 2 * 8, 8 * n + column + e % 2);
-    }
-}
-
 template <int BLOCKS, int ELEMENTS>
-static __device__ __forceinline__ void load_state(float (&state)[BLOCKS][ELEMENTS],
-                                                  const loam_const_view &view, const pass_block &block)
+static __device__ __forceinline__ void load_state(float (&state)[BLOCKS][ELEMENTS], const pass_arrays &arrays,
+                                                  const pass_block &block)
 {
+    const loam_const_view &view = arrays.state_in;
+    const int rows = view.data ? arrays.rows - block.row : 0, columns = arrays.columns - block.column;
     const float *from = (const float *)view.data + RECURRENT_AT(view, block.s.index, block.h, block.row) +
                         block.column;
-    for_each_element(
-        state, [&](float &x, int row, int column) { x = view.data ? from[row * view.token + column] : 0; });
+    for_each_element(state, [&](float &x, int row, int column) {
+        x = row < rows && column < columns ? from[row * view.token + column] : 0;
+    });
 }
 
 template <int BLOCKS, int ELEMENTS>
-static __device__ __forceinline__ void store_state(float (&state)[BLOCKS][ELEMENTS], const loam_view &view,
-                                                   const pass_block &block)
+static __device__ __forceinline__ void store_state(float (&state)[BLOCKS][ELEMENTS],
+                                                   const pass_arrays &arrays, const pass_block &block)
 {
-    if (view.data) {
-        float *to = (float *)view.data + RECURRENT_AT(view, block.s.index, block.h, block.row) + block.column;
-        for_each_element(state, [&](float x, int row, int column) { to[row * view.token + column] = x; });
-    }
+    const loam_view &view = arrays.state_out;
+    if (!view.data) return;
+    const int rows = arrays.rows - block.row, columns = arrays.columns - block.column;
+    float *to = (float *)view.data + RECURRENT_AT(view, block.s.index, block.h, block.row) + block.column;
+    for_each_element(state, [&](float x, int row, int column) {
+        if (row < rows && column < columns) to[row * view.token + column] = x;
+    });
 }
 
 /* Loads the decays of the thread's columns. */
@@ -357,11 +351,15 @@ template <int DIM, bool GATED, bool BACKWARD> struct additive_pass {
             output_commit<shape::buffers>(n % shape::buffers);
             wgmma_wait<0>();
             wgmma_results(product);
-            if (GATED) decay_state(state, chunk_decay);
+            if (GATED && BACKWARD) decay_state(state, chunk_decay);
 #pragma unroll
             for (int e = 0; e < 32; e++) {
                 float &x = state[e / 4][e % 4];
-                x = BACKWARD ? fmaf(product[e / 4][e % 4], arrays.scale, x) : x + product[e / 4][e % 4];
+                const float2 decays = chunk_decay[e / 4];
+                const float decay = !GATED ? 1 : e % 2 ? decays.y : decays.x;
+                /* Forward as in recurrent/hopper/additive.cuh, for the same bits. */
+                x = BACKWARD ? fmaf(product[e / 4][e % 4], arrays.scale, x)
+                             : fmaf(x, decay, product[e / 4][e % 4]);
             }
             ring_release(sm.ring, n);
             /* The last product is computed twice, so that there is no branch around the products. */
@@ -379,9 +377,9 @@ static __device__ __forceinline__ void carry_state(typename PASS::shared &sm, co
                                                    const pass_block &block)
 {
     PASS pass;
-    load_state(pass.state, arrays.state_in, block);
+    load_state(pass.state, arrays, block);
     if (block.chunks > 0) pass.run(sm, arrays, block);
-    store_state(pass.state, arrays.state_out, block);
+    store_state(pass.state, arrays, block);
 }
 
 /* REVERSE (backward) reads nothing that PASS writes, so the two run at the same time by programmatic

@@ -9,40 +9,31 @@
 #include "src/recurrent/hopper/prepare.cuh"
 #include "src/recurrent/hopper/stages.h"
 
-template <int DIM, bool DELTA> struct prepare_tokens_shared {
-    alignas(1024) __nv_bfloat16 q[TILE_SIDE * DIM],
-        k[TILE_SIDE * DIM]; /* with a delta rule, v overwrites q */
-    float square[SQUARE_ELEMENTS];
+struct prepare_tokens_scalars {
     float2 pre_log2[TILE_SIDE];                                        /* pre in the log2 domain, hi and lo */
     float pre_decay[TILE_SIDE], suf_decay[TILE_SIDE], beta[TILE_SIDE]; /* e^pre, e^suf */
     /* Factors from rows of the tiles to features: for features of length 1 the `mantissa`
      * of unit_factor, else 1. */
     float q_norm[TILE_SIDE], k_norm[TILE_SIDE];
-    float k_factor[TILE_SIDE]; /* factors from rows of the tile of k to beta k e^pre */
+    float k_factor[TILE_SIDE]; /* factors from rows of the tile of k to beta k e^pre; additive: beta e^suf */
 };
 
-/* Cumulative log decays and decays; called by one warp, whose lane l has tokens 2 l and 2 l + 1. A decay of
- * the head is a view whose batch and token strides are 0. */
+template <int DIM, bool DELTA> struct prepare_tokens_shared : prepare_tokens_scalars {
+    alignas(1024) __nv_bfloat16 q[TILE_SIDE * DIM],
+        k[TILE_SIDE * DIM]; /* with a delta rule, v overwrites q */
+    float square[DELTA ? SQUARE_ELEMENTS : 1];
+};
+
+/* Cumulative log decays and decays; called by one warp. */
 template <class SHARED>
 static __device__ __forceinline__ void scan_gates(SHARED &sm, const loam_const_view &gates,
                                                   const chunk_place &chunk)
 {
-    const int lane = threadIdx.x % 32;
-    float gate[2];
+    const lane_decays x = lane_decays_of(gates, chunk);
 #pragma unroll
     for (int n = 0; n < 2; n++) {
-        const int t = 2 * lane + n;
-        const int64_t at = RECURRENT_AT(gates, chunk.b, chunk.h, chunk.first + t);
-        gate[n] = t < chunk.tokens ? ((const float *)gates.data)[at] : 0;
-    }
-    double pre[2];
-    cumulative_log_decay(pre, gate, LOG2_E);
-    const double all = __shfl_sync(0xffffffffu, pre[1], 31);
-#pragma unroll
-    for (int n = 0; n < 2; n++) {
-        sm.pre_log2[2 * lane + n] = split_double(pre[n]);
-        sm.pre_decay[2 * lane + n] = exp2_fast((float)pre[n]);
-        sm.suf_decay[2 * lane + n] = exp2_fast((float)(all - pre[n]));
+        const int t = threadIdx.x % 32 * 2 + n;
+        sm.pre_log2[t] = x.pre_log2[n], sm.pre_decay[t] = x.pre[n], sm.suf_decay[t] = x.suf[n];
     }
 }
 
@@ -52,9 +43,10 @@ static __device__ __forceinline__ void scan_gates(SHARED &sm, const loam_const_v
 template <int DIM>
 static __device__ __forceinline__ void apply_feature_map(__nv_bfloat16 *tile, float *norm,
                                                          __nv_bfloat16 *array, const chunk_place &chunk,
-                                                         loam_feature_map map)
+                                                         const loam_problem &p)
 {
     const int r = threadIdx.x / 2, half = threadIdx.x % 2 * (DIM / 2);
+    const loam_feature_map map = p.feature_map;
     unit_factor factor = { 1, 1 };
     if (map == LOAM_FEATURES_UNIT) {
         double norm2 = 0;
@@ -67,9 +59,9 @@ static __device__ __forceinline__ void apply_feature_map(__nv_bfloat16 *tile, fl
 #pragma unroll
     for (int c = 0; c < DIM / 2 && map != LOAM_FEATURES_IDENTITY; c += 8) {
         uint4 *at = (uint4 *)(tile + swizzled(r, half + c));
-        const uint4 out = map == LOAM_FEATURES_UNIT ? scaled(*at, factor.power)
-                          : r < chunk.tokens        ? elu(*at)
-                                                    : make_uint4(0, 0, 0, 0);
+        const uint4 out = map == LOAM_FEATURES_UNIT                      ? scaled(*at, factor.power)
+                          : r < chunk.tokens && half + c < (int)p.dim_qk ? elu(*at)
+                                                                         : make_uint4(0, 0, 0, 0);
         *at = out;
         if (array) *slot_vector<DIM>(array, chunk, r, half + c) = scaled(out, factor.mantissa);
     }
@@ -92,22 +84,30 @@ static __device__ __forceinline__ void store_features(__nv_bfloat16 *array, __nv
     }
 }
 
-/* s becomes s o e^seg below the diagonal; s on the diagonal where DIAGONAL, else 0; 0 above the diagonal.
- * row_norm: the factors from rows of the tile to features. */
-template <bool GATED, bool DIAGONAL, class SHARED>
-static __device__ __forceinline__ void decay_pairs(float (&s)[8][4], const SHARED &sm, const float *row_norm)
+/* s becomes s o e^seg up to the diagonal, 0 above it; with DELTA l likewise below the diagonal. */
+template <bool GATED, bool DELTA>
+static __device__ __forceinline__ void decay_pairs(float (&s)[8][4], float (&l)[8][4],
+                                                   const prepare_tokens_scalars &sm)
 {
-    const int i = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, j = threadIdx.x % 4 * 2;
+    const int warp = threadIdx.x / 32, i = warp * 16 + threadIdx.x % 32 / 4, j = threadIdx.x % 4 * 2;
     const float2 row[2] = { sm.pre_log2[i], sm.pre_log2[i + 8] };
-    const float norm[2] = { row_norm[i], row_norm[i + 8] };
+    const float q_norm[2] = { sm.q_norm[i], sm.q_norm[i + 8] },
+                k_norm[2] = { sm.k_norm[i], sm.k_norm[i + 8] };
 #pragma unroll
     for (int n = 0; n < 8; n++) {
+        if (n >= 2 * warp + 2) { /* all above the diagonal */
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                s[n][e] = l[n][e] = 0;
+            continue;
+        }
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const int distance = i + e / 2 * 8 - (8 * n + j + e % 2);
-            float decay = norm[e / 2] * sm.k_norm[8 * n + j + e % 2];
-            if (GATED) decay *= decay_between(row[e / 2], sm.pre_log2[8 * n + j + e % 2]);
-            s[n][e] = distance > 0 || (DIAGONAL && distance == 0) ? s[n][e] * decay : 0;
+            const int column = 8 * n + j + e % 2, distance = i + e / 2 * 8 - column;
+            const float decay = GATED ? decay_between(row[e / 2], sm.pre_log2[column]) : 1,
+                        norm = sm.k_norm[column];
+            s[n][e] = distance >= 0 ? s[n][e] * (q_norm[e / 2] * norm * decay) : 0;
+            if (DELTA) l[n][e] = distance > 0 ? l[n][e] * (k_norm[e / 2] * norm * decay) : 0;
         }
     }
 }
@@ -135,34 +135,41 @@ static __device__ __forceinline__ void load_inputs(prepare_tokens_shared<DIM, DE
                                                    const loam_problem &p, const loam_args &a,
                                                    const recurrent_chunks &chunks, const chunk_place &chunk)
 {
-    load_chunk<DIM, PREPARE_THREADS>(sm.q, chunks.q_given, chunk, threadIdx.x);
-    load_chunk<DIM, PREPARE_THREADS>(sm.k, chunks.k_given, chunk, threadIdx.x);
+    load_rows_of<DIM, PREPARE_THREADS>(sm.q, chunks.q_given, chunk);
+    load_rows_of<DIM, PREPARE_THREADS>(sm.k, chunks.k_given, chunk);
     copy_async_commit();
     if (a.beta.data) load_beta(sm.beta, a, chunk);
     if (GATED && threadIdx.x >= PREPARE_THREADS - 32) scan_gates(sm, a.log_decay, chunk);
     copy_async_wait<0>();
     __syncthreads();
-    apply_feature_map<DIM>(sm.q, sm.q_norm, chunks.q_features, chunk, p.feature_map);
-    apply_feature_map<DIM>(sm.k, sm.k_norm, chunks.k_features, chunk, p.feature_map);
+    apply_feature_map<DIM>(sm.q, sm.q_norm, chunks.q_features, chunk, p);
+    apply_feature_map<DIM>(sm.k, sm.k_norm, chunks.k_features, chunk, p);
     fence_async_proxy();
     __syncthreads();
 }
 
 /* Stores q_in, k_out and the decays that the pass reads, as far as they have arrays, and computes
- * k_factor. */
+ * k_factor. weighted: there is a beta. */
 template <int DIM, bool GATED, bool DELTA>
 static __device__ __forceinline__ void store_decayed(prepare_tokens_shared<DIM, DELTA> &sm,
-                                                     const recurrent_chunks &chunks, const chunk_place &chunk)
+                                                     const recurrent_chunks &chunks, const chunk_place &chunk,
+                                                     bool weighted)
 {
     if (threadIdx.x < TILE_SIDE) {
         const int t = threadIdx.x;
-        sm.k_factor[t] = DELTA ? sm.beta[t] * (GATED ? sm.pre_decay[t] : 1) * sm.k_norm[t] : 0;
+        if (DELTA)
+            sm.k_factor[t] = sm.beta[t] * (GATED ? sm.pre_decay[t] : 1) * sm.k_norm[t];
+        else if (GATED)
+            sm.k_factor[t] = (weighted ? sm.beta[t] : 1) * sm.suf_decay[t];
     }
-    if (threadIdx.x < DIM)
-        chunks.chunk_decay[chunk.slot * DIM + threadIdx.x] = GATED ? sm.pre_decay[TILE_SIDE - 1] : 1;
-    if (GATED) store_features<DIM, true>(chunks.q_decayed, NULL, chunk, sm.q, sm.q_norm, sm.pre_decay);
+    for (int c = threadIdx.x; c < DIM && chunks.chunk_decay; c += PREPARE_THREADS)
+        chunks.chunk_decay[chunk.slot * DIM + c] = GATED ? sm.pre_decay[TILE_SIDE - 1] : 1;
+    if (GATED && chunks.q_decayed)
+        store_features<DIM, true>(chunks.q_decayed, NULL, chunk, sm.q, sm.q_norm, sm.pre_decay);
     if (GATED && DELTA && chunks.suf_decay && threadIdx.x < TILE_SIDE)
         chunks.suf_decay[chunk.slot * TILE_SIDE + threadIdx.x] = sm.suf_decay[threadIdx.x];
+    if (GATED && DELTA && chunks.pre_decay && threadIdx.x < TILE_SIDE)
+        chunks.pre_decay[chunk.slot * TILE_SIDE + threadIdx.x] = sm.pre_decay[threadIdx.x];
     if (GATED ? chunks.k_decayed != NULL : DELTA && chunks.k_lo) {
         store_features<DIM, GATED>(GATED ? chunks.k_decayed : chunks.k_features, chunks.k_lo, chunk, sm.k,
                                    sm.k_norm, sm.suf_decay);
@@ -171,17 +178,18 @@ static __device__ __forceinline__ void store_decayed(prepare_tokens_shared<DIM, 
 
 /* Thread block n computes slot n. */
 template <int DIM, bool GATED, bool DELTA>
-__global__ void __launch_bounds__(PREPARE_THREADS, DELTA ? (DIM == 64 ? 4 : 3) : 1)
+__global__ void __launch_bounds__(PREPARE_THREADS, DELTA ? (DIM > 128 ? 2 : 4) : 1)
     prepare_tokens_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                           const __grid_constant__ recurrent_chunks chunks)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     auto &sm = *(prepare_tokens_shared<DIM, DELTA> *)swizzled_memory;
-    const chunk_place chunk = chunk_of_slot(p, a, chunks, blockIdx.x);
+    const chunk_place chunk = chunk_of_block(p, a, chunks, blockIdx.x);
     if (chunk.tokens == 0) return;
     report_solved(p, a, chunk);
     load_inputs<DIM, GATED, DELTA>(sm, p, a, chunks, chunk);
-    store_decayed<DIM, GATED, DELTA>(sm, chunks, chunk);
+    store_decayed<DIM, GATED, DELTA>(sm, chunks, chunk, a.beta.data);
+    if (!chunks.pairs) return;
     float s[1][8][4], l[1][8][4];
     wgmma_fence();
     more_rows<DIM>(s[0], sm.q, sm.k, false);
@@ -192,20 +200,24 @@ __global__ void __launch_bounds__(PREPARE_THREADS, DELTA ? (DIM == 64 ? 4 : 3) :
     if (DELTA) {
         wgmma_results(l[0]);
         __syncthreads();
-        load_chunk<DIM, PREPARE_THREADS>(sm.q, chunks.v, chunk, threadIdx.x);
+        load_rows_of<DIM, PREPARE_THREADS>(sm.q, chunks.v, chunk);
         copy_async_commit();
     }
-    decay_pairs<GATED, true>(s[0], sm, sm.q_norm);
-    store_product<TILE_SIDE>(chunks.pairs, chunk, sm.square, s[0], 0);
+    decay_pairs<GATED, DELTA>(s[0], l[0], sm);
+    store_product<TILE_SIDE>(chunks.pairs, chunk, s[0], 0);
     if constexpr (DELTA) {
-        decay_pairs<GATED, false>(l[0], sm, sm.k_norm);
         store_system(sm, l[0]);
         copy_async_wait<0>();
         fence_async_proxy();
         store_wy<DIM, false>(chunks, chunk, sm.square, sm.beta, sm.k_factor, sm.k, sm.k, sm.q);
-    } else if (chunks.values) {
-        store_beta_v<DIM>(chunks, chunk, sm.beta);
+    } else {
+        if (chunks.values) store_weighed<DIM>(chunks.values, chunks, chunk, sm.beta);
+        if (GATED && chunks.weighed) {
+            __syncthreads();
+            store_weighed<DIM>(chunks.weighed, chunks, chunk, sm.k_factor);
+        }
     }
+    end_after_previous_launch();
 }
 
 /* ------------------------------------------------------------------ launches */
@@ -214,17 +226,25 @@ template <int DIM, bool GATED, bool DELTA>
 static loam_status launch_as(const loam_problem *p, const loam_args *a, const recurrent_chunks *chunks,
                              loam_error *error)
 {
-    return cuda_launch("prepare_tokens_kernel", prepare_tokens_kernel<DIM, GATED, DELTA>, chunks->slots,
-                       PREPARE_THREADS, sizeof(prepare_tokens_shared<DIM, DELTA>), a->stream, false, error,
-                       *p, *a, *chunks);
+    return cuda_launch("prepare_tokens_kernel", prepare_tokens_kernel<DIM, GATED, DELTA>,
+                       chunk_blocks(*chunks), PREPARE_THREADS, sizeof(prepare_tokens_shared<DIM, DELTA>),
+                       a->stream, chunks->from > 0, error, *p, *a, *chunks);
 }
 
 template <bool GATED, bool DELTA>
 static loam_status launch(const loam_problem *p, const loam_args *a, const recurrent_chunks *chunks,
                           loam_error *error)
 {
-    return p->dim_qk == 64 ? launch_as<64, GATED, DELTA>(p, a, chunks, error)
-                           : launch_as<128, GATED, DELTA>(p, a, chunks, error);
+    if (DELTA && chunk_width(p) == 256)
+        return launch_as < DELTA ? 256 : 128, GATED, DELTA > (p, a, chunks, error);
+    return chunk_width(p) == 64 ? launch_as<64, GATED, DELTA>(p, a, chunks, error)
+                                : launch_as<128, GATED, DELTA>(p, a, chunks, error);
+}
+
+loam_status recurrent_features_hopper(const loam_problem *p, const loam_args *a,
+                                      const recurrent_chunks *chunks, loam_error *error)
+{
+    return launch<false, false>(p, a, chunks, error);
 }
 
 loam_status recurrent_prepare_hopper(const loam_problem *p, const loam_args *a,

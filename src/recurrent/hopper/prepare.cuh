@@ -105,63 +105,43 @@ static __device__ __forceinline__ uint4 *slot_vector(__nv_bfloat16 *array, const
     return (uint4 *)(array + (chunk.slot * CHUNK_TOKENS + r) * DIM + c);
 }
 
-/* The index of element (row, column) in the staging buffer of a warp, 16 rows x 64 columns of bf16
- * in the 128-byte swizzle. */
-static __device__ __forceinline__ int staging_index(int row, int column)
+/* Lane t of four, with x[n] before, has x[n] of lane n after: what was x[t] there. */
+static __device__ __forceinline__ void transpose_lanes(uint32_t (&x)[4])
 {
-    return row * TILE_SIDE + ((column / 8 ^ row % 8) * 8 | column % 8);
-}
-
-/* Copies the staging buffer of the warp to its 16 rows of an array over slots, 64 columns from `column`. */
-template <int DIM>
-static __device__ __forceinline__ void store_staging(__nv_bfloat16 *array, const chunk_place &chunk,
-                                                     const __nv_bfloat16 *staging, int column)
-{
-    __syncwarp();
 #pragma unroll
-    for (int e = threadIdx.x % 32; e < 16 * (TILE_SIDE / 8); e += 32) {
-        const int row = e / (TILE_SIDE / 8), c = e % (TILE_SIDE / 8) * 8;
-        *slot_vector<DIM>(array, chunk, threadIdx.x / 32 * 16 + row,
-                          column + c) = *(const uint4 *)(staging + staging_index(row, c));
-    }
-    __syncwarp();
-}
-
-/* The staging buffer of the warp: its rows of the square. */
-static __device__ __forceinline__ __nv_bfloat16 *staging_buffer(float *square)
-{
-    return (__nv_bfloat16 *)(square + threadIdx.x / 32 * 16 * SQUARE_PITCH);
-}
-
-/* Stores 64 columns of an accumulator, the warp's 16 rows, to an array over slots: the hi
- * part, with LO the lo part. */
-template <int DIM, bool LO = false>
-static __device__ __forceinline__ void store_product(__nv_bfloat16 *array, const chunk_place &chunk,
-                                                     float *square, const float (&out)[8][4], int column)
-{
-    __nv_bfloat16 *staging = staging_buffer(square);
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    for (int step = 1; step <= 2; step *= 2) {
+        const bool upper = threadIdx.x & step;
 #pragma unroll
-    for (int n = 0; n < TILE_SIDE / 8; n++) {
-#pragma unroll
-        for (int row = 0; row < 2; row++) {
-            uint32_t part[2];
-            split_pair(part, out[n][2 * row], out[n][2 * row + 1]);
-            *(uint32_t *)(staging + staging_index(g + 8 * row, 8 * n + 2 * t)) = part[LO];
+        for (int m = 0; m < 2; m++) {
+            uint32_t &low = x[step == 1 ? 2 * m : m], &high = x[step == 1 ? 2 * m + 1 : m + 2];
+            const uint32_t got = __shfl_xor_sync(0xffffffffu, upper ? low : high, step);
+            low = upper ? got : low, high = upper ? high : got;
         }
     }
-    store_staging<DIM>(array, chunk, staging, column);
 }
 
-/* Reports every row as solved, without a solver: these mechanisms have no system to solve. */
-static __device__ __forceinline__ void report_solved(const loam_problem &p, const loam_args &a,
-                                                     const chunk_place &chunk)
+/* Stores 64 columns of an accumulator, the warp's 16 rows, to an array over slots: the hi part, with LO the
+ * lo part. Four lanes that have a row exchange their pairs of columns, so that each has 8. */
+template <int DIM, bool LO = false>
+static __device__ __forceinline__ void store_product(__nv_bfloat16 *array, const chunk_place &chunk,
+                                                     const float (&out)[8][4], int column)
 {
-    const loam_view &view = a.info;
-    if (p.pass == LOAM_FORWARD && view.data && (int)threadIdx.x < chunk.tokens) {
-        loam_row_info *row = (loam_row_info *)view.data +
-                             RECURRENT_AT(view, chunk.b, chunk.h, chunk.first + threadIdx.x);
-        *row = { LOAM_ROW_SOLVED, LOAM_SOLVER_NONE, 0, 0 };
+    const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    uint4 *to = slot_vector<DIM>(array, chunk, row, column + 8 * t);
+#pragma unroll
+    for (int n = 0; n < 8; n += 4) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            uint32_t x[4];
+#pragma unroll
+            for (int m = 0; m < 4; m++) {
+                uint32_t part[2];
+                split_pair(part, out[n + m][2 * half], out[n + m][2 * half + 1]);
+                x[m] = part[LO];
+            }
+            transpose_lanes(x);
+            to[half * DIM + n] = make_uint4(x[0], x[1], x[2], x[3]);
+        }
     }
 }
 
@@ -178,17 +158,19 @@ static __device__ __forceinline__ void load_beta(float *beta, const loam_args &a
     }
 }
 
-/* u_hat = beta v */
+/* array = weight v, by tokens. */
 template <int DIM>
-static __device__ __forceinline__ void store_beta_v(const recurrent_chunks &chunks, const chunk_place &chunk,
-                                                    const float *beta)
+static __device__ __forceinline__ void store_weighed(__nv_bfloat16 *array, const recurrent_chunks &chunks,
+                                                     const chunk_place &chunk, const float *weight)
 {
+    const chunk_rows rows = chunk_rows_of<DIM>(chunks.v, chunk);
 #pragma unroll 4
     for (int e = threadIdx.x; e < CHUNK_TOKENS * (DIM / 8); e += PREPARE_THREADS) {
         const int r = e / (DIM / 8), c = e % (DIM / 8) * 8;
         uint4 out = make_uint4(0, 0, 0, 0);
-        if (r < chunk.tokens) out = scaled(*(const uint4 *)(chunk_row<DIM>(chunks.v, chunk, r) + c), beta[r]);
-        *slot_vector<DIM>(chunks.values, chunk, r, c) = out;
+        if (r < chunk.tokens && c < rows.channels)
+            out = scaled(*(const uint4 *)(rows.first + r * rows.stride + c), weight[r]);
+        *slot_vector<DIM>(array, chunk, r, c) = out;
     }
 }
 
@@ -210,22 +192,20 @@ static __device__ __forceinline__ void store_wy(const recurrent_chunks &chunks, 
                         c) = *(const float4 *)(square + r * SQUARE_PITCH + c);
         }
     }
-    float linv[4][4][2], out[1][8][4];
+    float out[1][8][4];
     weights_operand<2> m;
-    load_square(linv, square);
-    __syncthreads(); /* all have read the square: from here it serves as staging buffers */
-    scale_square(m, linv, beta);
-#pragma unroll
+    scale_square(m, square, beta);
+#pragma unroll 1
     for (int c = 0; c < DIM; c += TILE_SIDE) {
         multiply_linv<false>(out, m, v + c * TILE_SIDE, NULL);
-        store_product<DIM>(chunks.values, chunk, square, out[0], c);
-        store_product<DIM, true>(chunks.values_lo, chunk, square, out[0], c);
+        store_product<DIM>(chunks.values, chunk, out[0], c);
+        store_product<DIM, true>(chunks.values_lo, chunk, out[0], c);
     }
-    scale_square(m, linv, k_factor);
-#pragma unroll
+    scale_square(m, square, k_factor);
+#pragma unroll 1
     for (int c = 0; c < DIM; c += TILE_SIDE) {
         multiply_linv<LO>(out, m, k + c * TILE_SIDE, k_lo + c * TILE_SIDE);
-        store_product<DIM>(chunks.w, chunk, square, out[0], c);
+        store_product<DIM>(chunks.w, chunk, out[0], c);
     }
 }
 

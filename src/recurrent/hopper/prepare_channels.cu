@@ -109,7 +109,15 @@ static __device__ __forceinline__ void mma_channels(float (&d)[4], const bf16_pa
     mma_channels(d, rows[0].part[0], rows[1].part[0], columns.part[0]);
 }
 
-/* Loads channels c .. c + 7 of token r. A token beyond the sequence is 0 and its decay is 1. */
+template <int DIM>
+static __device__ __forceinline__ uint4 chunk_vector(const chunk_source &s, const chunk_place &chunk, int r,
+                                                     int c)
+{
+    const chunk_rows rows = chunk_rows_of<DIM>(s, chunk);
+    return *(const uint4 *)(rows.first + r * rows.stride + c);
+}
+
+/* Loads channels c .. c + 7 of token r. What is beyond the sequence or the arguments is 0, its decay 1. */
 template <int DIM>
 static __device__ __forceinline__ token_channels load_token(const recurrent_chunks &chunks,
                                                             const loam_args &a, const chunk_place &chunk,
@@ -117,12 +125,12 @@ static __device__ __forceinline__ token_channels load_token(const recurrent_chun
 {
     token_channels token = {};
     float4 gate[2] = {};
-    if (r < chunk.tokens) {
+    if (r < chunk.tokens && c < chunks.q_given.channels) {
         const loam_const_view &view = a.log_decay;
         const float *gates = (const float *)view.data +
                              RECURRENT_AT(view, chunk.b, chunk.h, chunk.first + r) + c;
-        token.q = *(const uint4 *)(chunk_row<DIM>(chunks.q_given, chunk, r) + c);
-        token.k = *(const uint4 *)(chunk_row<DIM>(chunks.k_given, chunk, r) + c);
+        token.q = chunk_vector<DIM>(chunks.q_given, chunk, r, c);
+        token.k = chunk_vector<DIM>(chunks.k_given, chunk, r, c);
         gate[0] = *(const float4 *)gates, gate[1] = *(const float4 *)(gates + 4);
     }
     const float g[8] = { gate[0].x, gate[0].y, gate[0].z, gate[0].w,
@@ -288,9 +296,10 @@ static __device__ __forceinline__ void find_norms(token_norms &norm, const recur
     for (int n = 0; n < 2; n++) {
         const int r = row + 8 * n;
         double norm2[2] = { 0, 0 };
-        for (int c = threadIdx.x % 4 * 8; c < DIM && r < chunk.tokens; c += ROUND_CHANNELS) {
-            norm2[0] += norm2_of(*(const uint4 *)(chunk_row<DIM>(chunks.q_given, chunk, r) + c));
-            norm2[1] += norm2_of(*(const uint4 *)(chunk_row<DIM>(chunks.k_given, chunk, r) + c));
+        for (int c = threadIdx.x % 4 * 8; c < chunks.q_given.channels && r < chunk.tokens;
+             c += ROUND_CHANNELS) {
+            norm2[0] += norm2_of(chunk_vector<DIM>(chunks.q_given, chunk, r, c));
+            norm2[1] += norm2_of(chunk_vector<DIM>(chunks.k_given, chunk, r, c));
         }
 #pragma unroll
         for (int m = 0; m < 2; m++) {
@@ -314,7 +323,7 @@ static __device__ __forceinline__ void load_features(token_channels (&token)[2],
     for (int n = 0; n < 2; n++) {
         const int r = row + 8 * n;
         token[n] = load_token<DIM>(chunks, a, chunk, r, c);
-        if (p.feature_map == LOAM_FEATURES_ELU && r < chunk.tokens) {
+        if (p.feature_map == LOAM_FEATURES_ELU && r < chunk.tokens && c < (int)p.dim_qk) {
             token[n].q = elu(token[n].q), token[n].k = elu(token[n].k);
         } else if (p.feature_map == LOAM_FEATURES_UNIT) {
             token[n].q = scaled(token[n].q, norm.power[n][0]),
@@ -401,6 +410,34 @@ static __device__ __forceinline__ void channel_round(channel_pairs &P, channel_p
     store_decayed<DIM, DELTA>(sm, token, norm, chunks, chunk, row, own);
 }
 
+/* The index of element (row, column) in the staging buffer of a warp, 16 rows x 64 columns of bf16
+ * in the 128-byte swizzle. */
+static __device__ __forceinline__ int staging_index(int row, int column)
+{
+    return row * TILE_SIDE + ((column / 8 ^ row % 8) * 8 | column % 8);
+}
+
+/* Copies the staging buffer of the warp to its 16 rows of an array over slots, 64 columns from `column`. */
+template <int DIM>
+static __device__ __forceinline__ void store_staging(__nv_bfloat16 *array, const chunk_place &chunk,
+                                                     const __nv_bfloat16 *staging, int column)
+{
+    __syncwarp();
+#pragma unroll
+    for (int e = threadIdx.x % 32; e < 16 * (TILE_SIDE / 8); e += 32) {
+        const int row = e / (TILE_SIDE / 8), c = e % (TILE_SIDE / 8) * 8;
+        *slot_vector<DIM>(array, chunk, threadIdx.x / 32 * 16 + row,
+                          column + c) = *(const uint4 *)(staging + staging_index(row, c));
+    }
+    __syncwarp();
+}
+
+/* The staging buffer of the warp: its rows of the square, which later has the system. */
+static __device__ __forceinline__ __nv_bfloat16 *staging_buffer(float *square)
+{
+    return (__nv_bfloat16 *)(square + threadIdx.x / 32 * 16 * SQUARE_PITCH);
+}
+
 /* Stores the warp's rows of P. diagonal: the thread's part of the diagonal. */
 template <class SHARED>
 static __device__ __forceinline__ void store_pairs(const recurrent_chunks &chunks, const chunk_place &chunk,
@@ -471,11 +508,11 @@ __global__ void __launch_bounds__(PREPARE_THREADS)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     auto &sm = *(prepare_channels_shared<DIM, DELTA> *)swizzled_memory;
-    const chunk_place chunk = chunk_of_slot(p, a, chunks, blockIdx.x);
+    const chunk_place chunk = chunk_of_block(p, a, chunks, blockIdx.x);
     if (chunk.tokens == 0) return;
     report_solved(p, a, chunk);
     if (DELTA) {
-        load_chunk<DIM, PREPARE_THREADS>(sm.v, chunks.v, chunk, threadIdx.x);
+        load_rows_of<DIM, PREPARE_THREADS>(sm.v, chunks.v, chunk);
         load_beta(sm.beta, a, chunk);
     }
     copy_async_commit();
@@ -500,6 +537,7 @@ __global__ void __launch_bounds__(PREPARE_THREADS)
         fence_async_proxy();
         store_wy<DIM, true>(chunks, chunk, sm.square, sm.beta, sm.beta, sm.k_in[0], sm.k_in[1], sm.v);
     }
+    end_after_previous_launch();
 }
 
 /* ------------------------------------------------------------------ launches */
@@ -508,17 +546,18 @@ template <int DIM, bool DELTA>
 static loam_status launch(const loam_problem *p, const loam_args *a, const recurrent_chunks *chunks,
                           loam_error *error)
 {
-    return cuda_launch("prepare_channels_kernel", prepare_channels_kernel<DIM, DELTA>, chunks->slots,
-                       PREPARE_THREADS, sizeof(prepare_channels_shared<DIM, DELTA>), a->stream, false, error,
-                       *p, *a, *chunks);
+    return cuda_launch("prepare_channels_kernel", prepare_channels_kernel<DIM, DELTA>, chunk_blocks(*chunks),
+                       PREPARE_THREADS, sizeof(prepare_channels_shared<DIM, DELTA>), a->stream,
+                       chunks->from > 0, error, *p, *a, *chunks);
 }
 
 loam_status recurrent_prepare_channels_hopper(const loam_problem *p, const loam_args *a,
                                               const recurrent_chunks *chunks, loam_error *error)
 {
     if (recurrent_form_of(p->mechanism)->delta) {
-        return p->dim_qk == 64 ? launch<64, true>(p, a, chunks, error)
-                               : launch<128, true>(p, a, chunks, error);
+        return chunk_width(p) == 64 ? launch<64, true>(p, a, chunks, error)
+                                    : launch<128, true>(p, a, chunks, error);
     }
-    return p->dim_qk == 64 ? launch<64, false>(p, a, chunks, error) : launch<128, false>(p, a, chunks, error);
+    return chunk_width(p) == 64 ? launch<64, false>(p, a, chunks, error)
+                                : launch<128, false>(p, a, chunks, error);
 }

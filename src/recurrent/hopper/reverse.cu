@@ -87,7 +87,7 @@ template <int DIM, bool GATED> struct reverse_pass {
 static loam_status backward_maps(pass_arrays *to, const loam_problem *p, const recurrent_chunks *chunks,
                                  loam_error *error)
 {
-    const int64_t d = p->dim_qk;
+    const int64_t d = chunk_width(p);
     TRY(chunk_map_make(&to->value, p, chunks, chunks->grad_o, d, error));
     TRY(chunk_map_make(&to->key, p, chunks, chunks->q_in, d, error));
     TRY(slot_map_make(&to->snapshot, chunks, chunks->grad_states, d, d, TILE_SIDE, error));
@@ -121,6 +121,7 @@ loam_status recurrent_reverse_hopper(const loam_problem *p, const loam_args *a,
     if (recurrent_tokens(p) > 0) TRY(backward_maps(&arrays, p, chunks, error));
     arrays.chunk_decay = chunks->chunk_decay, arrays.scale = (float)p->scale;
     arrays.state_in = a->grad_state_out, arrays.state_out = a->grad_state_in;
-    return p->dim_qk == 64 ? launch<64>(p, a, chunks, &arrays, error)
-                           : launch<128>(p, a, chunks, &arrays, error);
+    arrays.rows = (int)p->dim_v, arrays.columns = (int)p->dim_qk;
+    return chunk_width(p) == 64 ? launch<64>(p, a, chunks, &arrays, error)
+                                : launch<128>(p, a, chunks, &arrays, error);
 }

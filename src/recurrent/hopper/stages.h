@@ -13,7 +13,9 @@ typedef loam_status recurrent_launch_fn(const loam_problem *problem, const loam_
 /* PREPARE. Writes q_in, k_out, P, chunk_decay, suf_decay, u_hat, w, Linv and the features: those of
  * them that have an array. */
 recurrent_launch_fn recurrent_prepare_hopper;
-/* The same where each channel has its own gate. */
+/* Writes the features alone. */
+recurrent_launch_fn recurrent_features_hopper;
+/* PREPARE where each channel has its own gate. */
 recurrent_launch_fn recurrent_prepare_channels_hopper;
 /* PASS. Writes states, state_out and, with a delta rule, u; reads u_hat, k_out (or k and suf_decay),
  * chunk_decay, w. */

@@ -58,6 +58,23 @@ static __device__ __forceinline__ void mesa_store_parts(mesa_dense *to, const me
     }
 }
 
+/* Puts the thread's elements into shared memory, and takes them back. */
+static __device__ __forceinline__ void mesa_keep(float4 (&to)[MESA_BLOCKS][MESA_THREADS], const mesa_rows &x)
+{
+#pragma unroll
+    for (int n = 0; n < MESA_BLOCKS; n++)
+        to[n][threadIdx.x] = make_float4(x[n][0], x[n][1], x[n][2], x[n][3]);
+}
+static __device__ __forceinline__ void mesa_take(mesa_rows &x,
+                                                 const float4 (&from)[MESA_BLOCKS][MESA_THREADS])
+{
+#pragma unroll
+    for (int n = 0; n < MESA_BLOCKS; n++) {
+        const float4 f = from[n][threadIdx.x];
+        x[n][0] = f.x, x[n][1] = f.y, x[n][2] = f.z, x[n][3] = f.w;
+    }
+}
+
 /* Flags the chunk for float64, and stores dx for it. */
 static __device__ __forceinline__ void mesa_leave_to_f64(const mesa_backward_params &s,
                                                          const mesa_solve_shared &sm, const mesa_chunk &chunk,
@@ -79,12 +96,21 @@ static __device__ __forceinline__ void mesa_leave_to_f64(const mesa_backward_par
     }
 }
 
+struct mesa_adjoint_shared {
+    mesa_solve_shared solve;
+    /* H0 x, which waits here for its product with z, and do . S0 x: each element is its thread's own. */
+    float4 h0_x[MESA_BLOCKS][MESA_THREADS];
+    float do_s0_x[2][MESA_THREADS];
+};
+
 /* x, z and `read_terms` of a chunk, one thread block for each. */
 __global__ void __launch_bounds__(MESA_THREADS, 2)
     mesa_adjoint_kernel(const __grid_constant__ mesa_backward_params s)
 {
     extern __shared__ __align__(16) char shared_memory[];
-    mesa_solve_shared &sm = *(mesa_solve_shared *)shared_memory;
+    mesa_adjoint_shared &all = *(mesa_adjoint_shared *)shared_memory;
+    mesa_solve_shared &sm = all.solve;
+    mesa_begin();
     const mesa_chunk chunk = mesa_chunk_of_block(s.m);
     if (chunk.tokens <= 0) return;
     const loam_args &a = s.m.a;
@@ -93,31 +119,28 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
     const int lane = threadIdx.x % 32, t0 = (int)threadIdx.x / 32 * 16 + lane / 4;
     const float decay[2] = { expf((float)sm.sums[t0]), expf((float)sm.sums[t0 + 8]) };
     mesa_rows x, y, r;
-    float trace[2], do_s0_x[2], z_h0_x[2];
-    mesa_pair_weights(sm, trace);
-    mesa_add_trace(trace, sm, decay);
-    __syncwarp();
+    float do_s0_x[2], z_h0_x[2];
+    mesa_pair_weights(sm, decay);
     mesa_load_rows(r, a.q, chunk, chunk.key_head);
     mesa_scale_queries(r, s.m.p);
-    bool needs_f64 = mesa_solve_rows(x, r, sm, decay, trace).needs_f64;
+    bool needs_f64 = mesa_solve_rows(x, r, sm, decay).needs_f64;
     mesa_store_parts<3>(s.solutions[slot], x, { 0, 1, 4 });
     clear(y);
     mesa_multiply<true, 2>(y, x, sm.states[0]);
     mesa_load_rows(r, a.grad_o, chunk, chunk.h);
     mesa_dot(do_s0_x, r, y);
+    all.do_s0_x[0][threadIdx.x] = do_s0_x[0], all.do_s0_x[1][threadIdx.x] = do_s0_x[1];
     mesa_apply<MAP_ADJOINT>(y, r, sm, decay);
     clear(r);
-    mesa_multiply<false, 2>(r, x, sm.states[1]); /* H0 x, for its product with z */
-    {
-        mesa_rows z, b;
-        memcpy(b, y, sizeof b);
-        needs_f64 |= mesa_solve_rows(z, b, sm, decay, trace).needs_f64;
-        mesa_store_parts<2>(s.solutions[slot], z, { 2, 3 });
-        mesa_dot(z_h0_x, z, r);
-    }
+    mesa_multiply<false, 2>(r, x, sm.states[1]);
+    mesa_keep(all.h0_x, r);
+    needs_f64 |= mesa_solve_rows(x, y, sm, decay).needs_f64; /* z */
+    mesa_store_parts<2>(s.solutions[slot], x, { 2, 3 });
+    mesa_take(r, all.h0_x);
+    mesa_dot(z_h0_x, x, r);
     if (lane % 4 == 0) {
-        s.read_terms[slot * MESA_TOKENS + t0] = decay[0] * (do_s0_x[0] - z_h0_x[0]);
-        s.read_terms[slot * MESA_TOKENS + t0 + 8] = decay[1] * (do_s0_x[1] - z_h0_x[1]);
+        s.read_terms[slot * MESA_TOKENS + t0] = decay[0] * (all.do_s0_x[0][threadIdx.x] - z_h0_x[0]);
+        s.read_terms[slot * MESA_TOKENS + t0 + 8] = decay[1] * (all.do_s0_x[1][threadIdx.x] - z_h0_x[1]);
     }
     if (__syncthreads_or(needs_f64)) mesa_leave_to_f64(s, sm, chunk, slot, decay);
 }
@@ -158,6 +181,7 @@ __global__ void __launch_bounds__(MESA_THREADS)
 {
     extern __shared__ __align__(16) char shared_memory[];
     mesa_reverse_shared &sm = *(mesa_reverse_shared *)shared_memory;
+    mesa_begin();
     const loam_args &a = s.m.a;
     const mesa_chunk chunk = mesa_chunk_of_block(s.m);
     if (chunk.tokens <= 0) return;
@@ -295,34 +319,18 @@ static __device__ __forceinline__ void mesa_store_gates(const mesa_backward_para
     }
 }
 
-/* Stores the warp's rows to a view of bf16, none beyond the chunk. */
-static __device__ __forceinline__ void mesa_store_rows(const loam_view &to, const mesa_chunk &chunk,
-                                                       int64_t head, const mesa_rows &y, int t0)
-{
-    __nv_bfloat16 *data = (__nv_bfloat16 *)to.data + RECURRENT_AT(to, chunk.seq.b, head, chunk.first);
-#pragma unroll
-    for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
-        const int t = t0 + e % 2 * 8;
-        if (t < chunk.tokens) {
-            *(__nv_bfloat162 *)(data + t * to.token + e / 2 * 8 +
-                                (int)threadIdx.x % 4 * 2) = __floats2bfloat162_rn(y[e / 2][e % 2 * 2],
-                                                                                  y[e / 2][e % 2 * 2 + 1]);
-        }
-    }
-}
-
 /* Stores the warp's rows in float32, for the sum over the value heads that share a key head. */
 static __device__ __forceinline__ void mesa_store_parts(float *to, const mesa_backward_params &s,
                                                         const mesa_chunk &chunk, const mesa_rows &y, int t0)
 {
-    const int64_t work = recurrent_work_row(&s.m.p, &chunk.seq, chunk.h, chunk.index * MESA_TOKENS);
+    const int64_t work = recurrent_work_row(&s.m.p, &chunk.seq, chunk.h, chunk.index * MESA_TOKENS + t0);
+    float *data = to + work * MESA_DIM + (int)threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
-        const int t = t0 + e % 2 * 8;
-        if (t < chunk.tokens) {
-            *(float2 *)(to + (work + t) * MESA_DIM + e / 2 * 8 +
-                        (int)threadIdx.x % 4 * 2) = make_float2(y[e / 2][e % 2 * 2], y[e / 2][e % 2 * 2 + 1]);
-        }
+    for (int row = 0; row < 2; row++) {
+        if (t0 + 8 * row >= chunk.tokens) continue;
+#pragma unroll
+        for (int n = 0; n < MESA_BLOCKS; n++)
+            *(float2 *)(data + 8 * row * MESA_DIM + 8 * n) = make_float2(y[n][2 * row], y[n][2 * row + 1]);
     }
 }
 
@@ -542,6 +550,7 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
 {
     extern __shared__ __align__(16) char shared_memory[];
     mesa_gradient_shared &sm = *(mesa_gradient_shared *)shared_memory;
+    mesa_begin();
     const mesa_chunk chunk = mesa_chunk_of_block(s.m);
     if (chunk.tokens <= 0) return;
     const loam_args &a = s.m.a;
@@ -580,6 +589,7 @@ __global__ void __launch_bounds__(SUM_THREADS)
     mesa_sums_kernel(const __grid_constant__ mesa_backward_params s)
 {
     __shared__ double parts[SUM_GROUPS][MESA_SUMS];
+    mesa_begin();
     const int group = threadIdx.x / (MESA_DIM + 32), c = threadIdx.x % (MESA_DIM + 32);
     const int64_t slots = s.m.kept.per_head;
     const float *from = s.sums + blockIdx.x * slots * MESA_SUMS + c;
@@ -602,6 +612,7 @@ __global__ void __launch_bounds__(SUM_THREADS)
 /* grad_ridge, summed over heads and channels as the ridge is given, and grad_scale; one warp. */
 __global__ void mesa_store_sums_kernel(const __grid_constant__ mesa_backward_params s)
 {
+    mesa_begin();
     const loam_problem &p = s.m.p;
     const loam_view &g = s.m.a.grad_ridge;
     const int lane = threadIdx.x;

@@ -11,6 +11,7 @@
 __global__ void __launch_bounds__(MESA_DIM) mesa_output_f64_kernel(const __grid_constant__ mesa_params s)
 {
     __shared__ double k[MESA_DIM], x[MESA_DIM];
+    mesa_begin();
     const int64_t chunk = blockIdx.x % s.kept.per_sequence, head = blockIdx.x / s.kept.per_sequence;
     const int64_t h = head % s.p.heads_v, first = chunk * MESA_TOKENS, key_head = recurrent_key_head(&s.p, h);
     const recurrent_seq seq = recurrent_seq_at(&s.p, &s.a, head / s.p.heads_v);
@@ -48,6 +49,7 @@ __global__ void __launch_bounds__(MESA_DIM)
     mesa_adjoint_f64_kernel(const __grid_constant__ mesa_backward_params s)
 {
     __shared__ double x[MESA_DIM], sums[MESA_DIM];
+    mesa_begin();
     const mesa_chunk chunk = mesa_chunk_of_block(s.m);
     const int r = threadIdx.x;
     if (chunk.tokens <= 0) return;
@@ -136,7 +138,7 @@ static loam_status states(const mesa_params &s, loam_error *error)
     }
     const mesa_scan scan = { s.kept, s.a.state_in, {}, s.a.state_out, NULL };
     return cuda_launch("mesa_scan_kernel", mesa_scan_kernel<false>, heads * SCAN_BLOCKS, SCAN_THREADS, 0,
-                       s.a.stream, false, error, s, scan);
+                       s.a.stream, true, error, s, scan);
 }
 
 size_t recurrent_mesa_hopper_work(const loam_problem *p)
@@ -161,10 +163,10 @@ loam_status recurrent_mesa_hopper(const loam_problem *p, const loam_args *a, loa
     const int64_t chunks = p->batch * p->heads_v * s.kept.per_sequence;
     if (chunks > 0) {
         TRY(cuda_launch("mesa_solve_kernel", mesa_solve_kernel, chunks, MESA_THREADS,
-                        sizeof(mesa_solve_shared), a->stream, false, error, s));
+                        sizeof(mesa_solve_shared), a->stream, true, error, s));
         TRY(recurrent_solve_rest_cuda(p, a, &s.kept, s.needs_f64, s.x, NULL, error));
         TRY(cuda_launch("mesa_output_f64_kernel", mesa_output_f64_kernel, chunks, MESA_DIM, 0, a->stream,
-                        false, error, s));
+                        true, error, s));
     }
     return loam_succeed(error);
 }
@@ -214,19 +216,19 @@ static loam_status grad_states(const mesa_backward_params &s, loam_error *error)
     const int64_t heads = s.m.p.batch * s.m.p.heads_v, chunks = heads * s.m.kept.per_sequence;
     if (chunks > 0) {
         TRY(cuda_launch("mesa_reverse_write_kernel", mesa_reverse_write_kernel, chunks, MESA_THREADS,
-                        sizeof(mesa_reverse_shared), a.stream, false, error, s));
+                        sizeof(mesa_reverse_shared), a.stream, true, error, s));
     }
     const mesa_scan scan = { s.grads, a.grad_state_out, a.state_in, a.grad_state_in, s.antisymmetric };
     return cuda_launch("mesa_scan_kernel", mesa_scan_kernel<true>, heads * SCAN_BLOCKS, SCAN_THREADS, 0,
-                       a.stream, false, error, s.m, scan);
+                       a.stream, true, error, s.m, scan);
 }
 
 /* grad_ridge and grad_scale */
 static loam_status sums(const mesa_backward_params &s, loam_error *error)
 {
-    TRY(cuda_launch("mesa_sums_kernel", mesa_sums_kernel, s.m.p.heads_v, SUM_THREADS, 0, s.m.a.stream, false,
+    TRY(cuda_launch("mesa_sums_kernel", mesa_sums_kernel, s.m.p.heads_v, SUM_THREADS, 0, s.m.a.stream, true,
                     error, s));
-    return cuda_launch("mesa_store_sums_kernel", mesa_store_sums_kernel, 1, 32, 0, s.m.a.stream, false, error,
+    return cuda_launch("mesa_store_sums_kernel", mesa_store_sums_kernel, 1, 32, 0, s.m.a.stream, true, error,
                        s);
 }
 
@@ -238,14 +240,14 @@ static loam_status backward(const mesa_backward_params &s, loam_error *error)
     TRY(states(s.m, error));
     if (chunks > 0) {
         TRY(cuda_launch("mesa_adjoint_kernel", mesa_adjoint_kernel, chunks, MESA_THREADS,
-                        sizeof(mesa_solve_shared), a->stream, false, error, s));
+                        sizeof(mesa_adjoint_shared), a->stream, true, error, s));
         TRY(recurrent_solve_rest_cuda(p, a, &s.m.kept, s.m.needs_f64, s.m.x, s.dx, error));
         TRY(cuda_launch("mesa_adjoint_f64_kernel", mesa_adjoint_f64_kernel, chunks, MESA_DIM, 0, a->stream,
-                        false, error, s));
+                        true, error, s));
     }
     TRY(grad_states(s, error));
     return chunks > 0 ? cuda_launch("mesa_gradient_kernel", mesa_gradient_kernel, chunks, MESA_THREADS,
-                                    sizeof(mesa_gradient_shared), a->stream, false, error, s)
+                                    sizeof(mesa_gradient_shared), a->stream, true, error, s)
                       : LOAM_OK;
 }
 

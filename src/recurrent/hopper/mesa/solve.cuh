@@ -27,7 +27,8 @@ struct mesa_solve_shared {
     double sums[MESA_TOKENS];                    /* pre */
     float key_weight[MESA_TOKENS],
         norm[MESA_TOKENS]; /* beta / |k|^2 and |k|; beta and 1 without a feature map */
-    float ridge[MESA_DIM];
+    float ridge[MESA_DIM],
+        trace[MESA_TOKENS]; /* trace: of A_t, out of registers while its system is solved */
 };
 
 /* The matrix that mesa_apply multiplies each row by: H_t, S_t or S_t^T. */
@@ -40,19 +41,32 @@ template <mesa_map MAP>
 static __device__ __forceinline__ void mesa_apply(mesa_rows &y, const mesa_rows &x,
                                                   const mesa_solve_shared &sm, const float (&decay)[2])
 {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t2 = lane % 4 * 2;
+    /* the shuffle tells that all lanes have the same */
+    const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0), lane = threadIdx.x % 32, t2 = lane % 4 * 2,
+              causal = 2 * warp + 2; /* blocks of keys up to the last row of the warp */
     const mesa_tile &from = MAP == MAP_ADJOINT ? sm.v : sm.k, &to = MAP == MAP_OUTPUT ? sm.v : sm.k;
     mesa_rows pairs = {};
     clear(y);
+    mesa_group keys[2], b[2][2];
+    const auto load = [&](int g) { /* group g % 2 of the products with columns 16 (g / 2) .. */
+                                   mesa_load_group<true>(keys[g % 2], from, g / 2, g % 2 * MESA_GROUP);
+                                   mesa_load_parts<MAP == MAP_OUTPUT>(b[g % 2], sm.states[MAP == MAP_SYSTEM],
+                                                                      g / 2, g % 2 * MESA_GROUP);
+    };
+    load(0);
 #pragma unroll
     for (int k = 0; k < MESA_BLOCKS / 2; k++) {
         operand_a<2> a;
         mesa_operand(a, x, k);
 #pragma unroll
-        for (int n = 0; n < MESA_BLOCKS; n += 2) {
-            mesa_product<MAP == MAP_OUTPUT, 2>(y, a, sm.states[MAP == MAP_SYSTEM], k, n);
-            if (n <= 2 * warp) /* causal: keys up to the last row of the warp */
-                mesa_product<true, 1>(pairs, a, &from, k, n);
+        for (int i = 0; i < 2; i++) {
+            const int n = i * MESA_GROUP;
+            if (2 * k + i + 1 < MESA_BLOCKS) load(2 * k + i + 1);
+            mesa_add_group(pairs, a.part[1], keys[i], n, causal);
+#pragma unroll
+            for (int term = 2; term >= 0; term--)
+                mesa_add_term<2>(term, y, a, b[i], n);
+            mesa_add_group(pairs, a.part[0], keys[i], n, causal);
         }
     }
 #pragma unroll
@@ -72,9 +86,7 @@ static __device__ __forceinline__ void mesa_apply(mesa_rows &y, const mesa_rows 
         if (k <= warp) {
             operand_a<2> a;
             mesa_operand(a, pairs, k);
-#pragma unroll
-            for (int n = 0; n < MESA_BLOCKS; n += 2)
-                mesa_product<false, 1>(y, a, &to, k, n);
+            mesa_product<false, 1>(y, a, &to, k);
         }
     }
 }
@@ -123,12 +135,22 @@ static __device__ __forceinline__ void mesa_solve_load(const mesa_params &s, mes
     __syncthreads();
 }
 
-/* Computes W of the warp's rows. trace: the part of trace(A_t) that comes from the keys of the chunk,
- * for the thread's two rows. */
-static __device__ __forceinline__ void mesa_pair_weights(mesa_solve_shared &sm, float (&trace)[2])
+/* The parts of trace(A_t) that come from H0 and the ridge, of the thread's two rows. */
+static __device__ __forceinline__ void mesa_trace_of_state(float (&trace)[2], const mesa_solve_shared &sm,
+                                                           const float (&decay)[2])
+{
+    float state = 0, ridge = 0;
+    for (int c = threadIdx.x % 32; c < MESA_DIM; c += 32)
+        state += __bfloat162float(sm.states[1][0][c][c]), ridge += sm.ridge[c];
+    state = row_sum<32>(state), ridge = row_sum<32>(ridge);
+    trace[0] = decay[0] * state + ridge, trace[1] = decay[1] * state + ridge;
+}
+
+/* Computes W and trace(A_t) of the warp's rows. */
+static __device__ __forceinline__ void mesa_pair_weights(mesa_solve_shared &sm, const float (&decay)[2])
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t0 = 16 * warp + lane / 4;
-    trace[0] = trace[1] = 0;
+    float trace[2] = { 0, 0 }, of_state[2];
 #pragma unroll
     for (int n = 0; n < MESA_BLOCKS; n++) {
         float w[4];
@@ -141,17 +163,9 @@ static __device__ __forceinline__ void mesa_pair_weights(mesa_solve_shared &sm, 
         sm.weights[warp][n][lane] = make_float4(w[0], w[1], w[2], w[3]);
     }
     trace[0] = quad_sum(trace[0]), trace[1] = quad_sum(trace[1]);
-}
-
-/* Adds the parts of trace(A_t) that come from H0 and the ridge to the part computed by mesa_pair_weights. */
-static __device__ __forceinline__ void mesa_add_trace(float (&trace)[2], const mesa_solve_shared &sm,
-                                                      const float (&decay)[2])
-{
-    float state = 0, ridge = 0;
-    for (int c = threadIdx.x % 32; c < MESA_DIM; c += 32)
-        state += __bfloat162float(sm.states[1][0][c][c]), ridge += sm.ridge[c];
-    state = row_sum<32>(state), ridge = row_sum<32>(ridge);
-    trace[0] += decay[0] * state + ridge, trace[1] += decay[1] * state + ridge;
+    mesa_trace_of_state(of_state, sm, decay);
+    if (lane % 4 == 0) sm.trace[t0] = trace[0] + of_state[0], sm.trace[t0 + 8] = trace[1] + of_state[1];
+    __syncwarp();
 }
 
 /* Loads the warp's rows of a chunk from a view of bf16; rows beyond the chunk are 0. */
@@ -160,13 +174,32 @@ static __device__ __forceinline__ void mesa_load_rows(mesa_rows &x, const loam_c
 {
     const int t0 = (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4;
     const __nv_bfloat16 *from = (const __nv_bfloat16 *)view.data +
-                                RECURRENT_AT(view, chunk.seq.b, head, chunk.first);
+                                RECURRENT_AT(view, chunk.seq.b, head, chunk.first + t0) +
+                                (int)threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
-        const int t = t0 + e % 2 * 8, c = e / 2 * 8 + (int)threadIdx.x % 4 * 2;
-        const uint32_t pair = t < chunk.tokens ? *(const uint32_t *)(from + t * view.token + c) : 0;
-        x[e / 2][e % 2 * 2] = unpack_first(pair);
-        x[e / 2][e % 2 * 2 + 1] = unpack_second(pair);
+    for (int row = 0; row < 2; row++) {
+        const bool there = t0 + 8 * row < chunk.tokens;
+#pragma unroll
+        for (int n = 0; n < MESA_BLOCKS; n++) {
+            const uint32_t pair = there ? *(const uint32_t *)(from + 8 * row * view.token + 8 * n) : 0;
+            x[n][2 * row] = unpack_first(pair), x[n][2 * row + 1] = unpack_second(pair);
+        }
+    }
+}
+
+/* Stores the warp's rows to a view of bf16, none beyond the chunk. */
+static __device__ __forceinline__ void mesa_store_rows(const loam_view &to, const mesa_chunk &chunk,
+                                                       int64_t head, const mesa_rows &y, int t0)
+{
+    __nv_bfloat16 *data = (__nv_bfloat16 *)to.data + RECURRENT_AT(to, chunk.seq.b, head, chunk.first + t0) +
+                          (int)threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        if (t0 + 8 * row >= chunk.tokens) continue;
+        __nv_bfloat16 *at = data + 8 * row * to.token;
+#pragma unroll
+        for (int n = 0; n < MESA_BLOCKS; n++)
+            *(__nv_bfloat162 *)(at + 8 * n) = __floats2bfloat162_rn(y[n][2 * row], y[n][2 * row + 1]);
     }
 }
 
@@ -246,12 +279,12 @@ struct mesa_outcome {
     bool needs_f64;
 };
 
-/* Solves A x = r for the warp's rows; r is overwritten. trace: trace(A) of the thread's two rows. */
+/* Solves A x = r for the warp's rows; r is overwritten. */
 static __device__ __forceinline__ mesa_outcome mesa_solve_rows(mesa_rows &x, mesa_rows &r,
                                                                const mesa_solve_shared &sm,
-                                                               const float (&decay)[2],
-                                                               const float (&trace)[2])
+                                                               const float (&decay)[2])
 {
+    const float *trace = sm.trace + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
     float rhs2[2], tolerance2[2], residual2[2], solution2[2];
     mesa_outcome outcome = {};
     mesa_dot(rhs2, r, r);
@@ -263,7 +296,7 @@ static __device__ __forceinline__ mesa_outcome mesa_solve_rows(mesa_rows &x, mes
     for (int row = 0; row < 2; row++) {
         /* the comparisons are negated, so that NaN is needs_f64 */
         outcome.needs_f64 |= !(residual2[row] <= tolerance2[row]) ||
-                             !(PRODUCT_ERROR / 8 * trace[row] * sqrtf(solution2[row]) <=
+                             !(PRODUCT_ERROR / 8 * trace[8 * row] * sqrtf(solution2[row]) <=
                                PRODUCT_ERROR_MAX * sqrtf(rhs2[row]));
         outcome.residual[row] = rhs2[row] > 0 ? sqrtf(residual2[row] / rhs2[row]) : 0;
     }
@@ -275,30 +308,20 @@ __global__ void __launch_bounds__(MESA_THREADS, 2) mesa_solve_kernel(const __gri
 {
     extern __shared__ __align__(16) char shared_memory[];
     mesa_solve_shared &sm = *(mesa_solve_shared *)shared_memory;
+    mesa_begin();
     const mesa_chunk chunk = mesa_chunk_of_block(s);
     if (chunk.tokens <= 0) return;
     mesa_solve_load(s, sm, chunk);
-    const int lane = threadIdx.x % 32, t2 = lane % 4 * 2, t0 = (int)threadIdx.x / 32 * 16 + lane / 4;
+    const int lane = threadIdx.x % 32, t0 = (int)threadIdx.x / 32 * 16 + lane / 4;
     const float decay[2] = { expf((float)sm.sums[t0]), expf((float)sm.sums[t0 + 8]) };
     mesa_rows x, r;
-    float trace[2];
-    mesa_pair_weights(sm, trace);
-    mesa_add_trace(trace, sm, decay);
-    __syncwarp();
+    mesa_pair_weights(sm, decay);
     mesa_load_rows(r, s.a.q, chunk, chunk.key_head);
     mesa_scale_queries(r, s.p);
-    const mesa_outcome outcome = mesa_solve_rows(x, r, sm, decay, trace);
+    const mesa_outcome outcome = mesa_solve_rows(x, r, sm, decay);
     if (__any_sync(~0u, outcome.needs_f64) && lane == 0) s.needs_f64[mesa_slot(s, chunk)] = 1;
     mesa_apply<MAP_OUTPUT>(r, x, sm, decay);
-    __nv_bfloat16 *o = (__nv_bfloat16 *)s.a.o.data + RECURRENT_AT(s.a.o, chunk.seq.b, chunk.h, chunk.first);
-#pragma unroll
-    for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
-        const int t = t0 + e % 2 * 8, c = e / 2 * 8 + t2;
-        if (t < chunk.tokens) {
-            *(__nv_bfloat162 *)(o + t * s.a.o.token + c) = __floats2bfloat162_rn(r[e / 2][e % 2 * 2],
-                                                                                 r[e / 2][e % 2 * 2 + 1]);
-        }
-    }
+    mesa_store_rows(s.a.o, chunk, chunk.h, r, t0);
     if (s.a.info.data && lane % 4 == 0) {
 #pragma unroll
         for (int row = 0; row < 2; row++) {

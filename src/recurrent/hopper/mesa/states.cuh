@@ -48,9 +48,7 @@ static __device__ __forceinline__ void mesa_outer(mesa_rows &acc, const mesa_til
             split_pair(part, first * by.x, second * by.y);
             u.part[0][e] = part[0], u.part[1][e] = part[1];
         }
-#pragma unroll
-        for (int n = 0; n < MESA_BLOCKS; n += 2)
-            mesa_product<false, PARTS>(acc, u, x, step / 16, n);
+        mesa_product<false, PARTS>(acc, u, x, step / 16);
     }
 }
 
@@ -131,6 +129,7 @@ __global__ void __launch_bounds__(MESA_THREADS) mesa_write_kernel(const __grid_c
     extern __shared__ __align__(16) char shared_memory[];
     mesa_write_shared &sm = *(mesa_write_shared *)shared_memory;
     const loam_args &a = s.a;
+    mesa_begin();
     const mesa_chunk chunk = mesa_chunk_of_block(s);
     if (chunk.tokens <= 0) return;
     if (chunk.index == 0 && s.a.state_in.data && s.a.state_out.data) mesa_copy_h_in(s, chunk);
@@ -268,6 +267,7 @@ template <bool BACKWARD>
 __global__ void __launch_bounds__(SCAN_THREADS)
     mesa_scan_kernel(const __grid_constant__ mesa_params m, const __grid_constant__ mesa_scan s)
 {
+    mesa_begin();
     const int64_t head = blockIdx.x / SCAN_BLOCKS, h = head % m.p.heads_v;
     const recurrent_seq seq = recurrent_seq_at(&m.p, &m.a, head / m.p.heads_v);
     const int e = ((int)blockIdx.x % SCAN_BLOCKS * SCAN_THREADS + (int)threadIdx.x) * 4;

@@ -5,6 +5,7 @@
 #define LOAM_RECURRENT_HOPPER_MESA_TILES_CUH
 
 #include "src/gpu/block_sum.cuh"
+#include "src/gpu/hopper.cuh"
 #include "src/gpu/tile.cuh"
 #include "src/recurrent/cuda/solve.cuh"
 #include "src/recurrent/hopper/bf16.cuh"
@@ -28,6 +29,13 @@ struct mesa_params {
     int32_t *needs_f64;      /* [slot]: 1 for a chunk that must be solved in float64 */
     double *x;               /* [work row][64]: the solutions of such chunks */
 };
+
+/* All kernels begin with this: the next one may be launched, and waits there until this one has ended. */
+static __device__ __forceinline__ void mesa_begin()
+{
+    launch_dependents();
+    wait_for_previous_launch();
+}
 
 /* ------------------------------------------------------------------ chunks */
 
@@ -146,25 +154,67 @@ static __device__ __forceinline__ void mesa_operand(operand_a<2> &a, const mesa_
     }
 }
 
-/* Columns 8 n .. 8 n + 15 of y += x B, the terms of columns 16 k .. of x, which are `a`. B is the tile, with
- * BY_ROWS its transpose, as the sum of PARTS parts. The product of the lo parts is left out. */
-template <bool BY_ROWS, int PARTS>
-static __device__ __forceinline__ void mesa_product(mesa_rows &y, const operand_a<2> &a,
-                                                    const mesa_tile *tile, int k, int n)
+/* Products are of so many blocks of 8 columns at a time: each adds to its own accumulators, so that none
+ * waits for the one before. */
+enum { MESA_GROUP = 4 };
+
+/* Operands B of a group: rows 16 k .. 16 k + 15 of the tile, columns 8 n .. */
+typedef operand_b<1> mesa_group[MESA_GROUP / 2][2];
+
+/* BY_ROWS: of the transposed tile. */
+template <bool BY_ROWS>
+static __device__ __forceinline__ void mesa_load_group(mesa_group &b, const mesa_tile &tile, int k, int n)
 {
-    operand_b<1> b[PARTS][2];
+#pragma unroll
+    for (int i = 0; i < MESA_GROUP / 2; i++)
+        if constexpr (BY_ROWS)
+            load_b_rows<MESA_PITCH>(b[i], &tile[0][0], 8 * n + 16 * i, 16 * k);
+        else
+            load_b<MESA_PITCH>(b[i], &tile[0][0], 16 * k, 8 * n + 16 * i);
+}
+
+/* y += a B of a group; blocks of columns from `end` on, an even number, are left out. */
+static __device__ __forceinline__ void mesa_add_group(mesa_rows &y, const uint32_t (&a)[4],
+                                                      const mesa_group &b, int n, int end = MESA_BLOCKS)
+{
+#pragma unroll
+    for (int i = 0; i < MESA_GROUP; i++)
+        if (n + i / 2 * 2 < end) mma_bf16(y[n + i], a, b[i / 2][i % 2].part[0]);
+}
+
+/* The operands of a group of a tile that is the sum of PARTS parts. */
+template <bool BY_ROWS, int PARTS>
+static __device__ __forceinline__ void mesa_load_parts(mesa_group (&b)[PARTS], const mesa_tile *tile, int k,
+                                                       int n)
+{
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
-        if constexpr (BY_ROWS)
-            load_b_rows<MESA_PITCH>(b[part], &tile[part][0][0], 8 * n, 16 * k);
-        else
-            load_b<MESA_PITCH>(b[part], &tile[part][0][0], 16 * k, 8 * n);
+        mesa_load_group<BY_ROWS>(b[part], tile[part], k, n);
+}
+
+/* The terms of a product in parts, from the least on: hi of the one and lo of the other, and hi of both. The
+ * product of the lo parts is left out. */
+template <int PARTS>
+static __device__ __forceinline__ void mesa_add_term(int term, mesa_rows &y, const operand_a<2> &a,
+                                                     const mesa_group (&b)[PARTS], int n)
+{
+    mesa_add_group(y, a.part[term == PARTS], b[PARTS == 2 && term == 1], n);
+}
+
+/* y += a B, the terms of columns 16 k .. of x, which are `a`. B is the tile, with BY_ROWS its transpose, as
+ * the sum of PARTS parts. */
+template <bool BY_ROWS, int PARTS>
+static __device__ __forceinline__ void mesa_product(mesa_rows &y, const operand_a<2> &a,
+                                                    const mesa_tile *tile, int k)
+{
+    mesa_group b[2][PARTS];
+    mesa_load_parts<BY_ROWS>(b[0], tile, k, 0);
+    mesa_load_parts<BY_ROWS>(b[1], tile, k, MESA_GROUP);
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        mma_bf16(y[n + i], a.part[1], b[0][i].part[0]);
-        if constexpr (PARTS == 2) mma_bf16(y[n + i], a.part[0], b[1][i].part[0]);
-        mma_bf16(y[n + i], a.part[0], b[0][i].part[0]);
-    }
+    for (int term = PARTS; term >= 0; term--)
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            mesa_add_term<PARTS>(term, y, a, b[i], i * MESA_GROUP);
 }
 
 /* y += x B, with B as in mesa_product. */
@@ -175,9 +225,7 @@ static __device__ __forceinline__ void mesa_multiply(mesa_rows &y, const mesa_ro
     for (int k = 0; k < MESA_BLOCKS / 2; k++) {
         operand_a<2> a;
         mesa_operand(a, x, k);
-#pragma unroll
-        for (int n = 0; n < MESA_BLOCKS; n += 2)
-            mesa_product<BY_ROWS, PARTS>(y, a, tile, k, n);
+        mesa_product<BY_ROWS, PARTS>(y, a, tile, k);
     }
 }
 
@@ -208,17 +256,12 @@ static __device__ __forceinline__ void mesa_multiply_rows(mesa_rows &y, const me
         operand_a<1> a;
         load_a<MESA_PITCH>(a, &rows[0][0], m, 16 * k);
 #pragma unroll
-        for (int n = 0; n < MESA_BLOCKS; n += 2) {
+        for (int n = 0; n < MESA_BLOCKS; n += MESA_GROUP) {
+            mesa_group b[PARTS];
+            mesa_load_parts<BY_ROWS>(b, tile, k, n);
 #pragma unroll
-            for (int part = PARTS - 1; part >= 0; part--) {
-                operand_b<1> b[2];
-                if constexpr (BY_ROWS)
-                    load_b_rows<MESA_PITCH>(b, &tile[part][0][0], 8 * n, 16 * k);
-                else
-                    load_b<MESA_PITCH>(b, &tile[part][0][0], 16 * k, 8 * n);
-                mma_bf16(y[n], a.part[0], b[0].part[0]);
-                mma_bf16(y[n + 1], a.part[0], b[1].part[0]);
-            }
+            for (int part = PARTS - 1; part >= 0; part--)
+                mesa_add_group(y, a.part[0], b[part], n);
         }
     }
 }
