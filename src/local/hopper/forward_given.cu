@@ -29,6 +29,10 @@ template <class S> struct given_task {
     row_block block;
     tile_range range[S::consumers];
     int column; /* the first of its columns of o */
+    /* Of given_forward_sums::folded: whether weights of the probe are folded, and what a warpgroup answers,
+     * whether they should have been. */
+    bool folds, overflows;
+    unsigned number;
 };
 enum { TASKS = 2 };
 
@@ -91,38 +95,67 @@ static __device__ __forceinline__ tile_range tiles_of(const loam_problem &p, con
 
 /* ------------------------------------------------------------------ copies */
 
-/* The producer thread of rows: tells all others of each block, and copies queries and probes for each
- * warpgroup when it has released those before. */
+/* Tells all others of block n as task number `count`, whose place is free, and copies queries and probes for
+ * each warpgroup when it has released those before. Where the sequence has no such block it does nothing. */
+template <class S>
+static __device__ __forceinline__ void produce_task(given_forward_shared<S> &sm, const loam_problem &p,
+                                                    const loam_args &a, const given_forward_maps &maps,
+                                                    unsigned n, int rows, bool folds, unsigned &count)
+{
+    constexpr unsigned bytes = (S::probed ? 2 : 1) * S::dim * ROWS * 2;
+    given_task<S> &task = sm.task[count % TASKS];
+    task.block = given_block_at<S>(p, a, n, rows);
+    asm volatile("" ::: "memory"); /* no registers for it */
+    const row_block &block = task.block;
+    if (block.rows <= 0) return;
+#pragma unroll 1
+    for (int w = 0; w < S::consumers; w++)
+        task.range[w] = tiles_of<S::keys>(p, block, w);
+    task.column = (int)(n % S::parts) * S::columns;
+    task.folds = folds, task.number = n;
+    barrier_arrive(&sm.task_ring.full[count % TASKS]);
+    const int h = (int)block.h, b = (int)block.s.b, stage = count % S::row_stages;
+    int token = (int)(block.s.q0 + block.i0);
+#pragma unroll 1
+    for (int w = 0; w < S::consumers; w++, token += ROWS) {
+        uint64_t *full = ring_acquire(sm.row_ring[w], count, bytes);
+        load_tile<S::dim>(sm.query[w][stage], maps.q, full, token, h, b);
+        if (S::probed) load_tile<S::dim>(sm.probe[w][stage], maps.probe, full, token, h, b);
+    }
+    count++;
+}
+
+/* Waits until the place of task number `count` is free. Tells whether the block that had it has to be done
+ * again, folded: number n. */
+template <class S>
+static __device__ __forceinline__ bool overflowed(given_forward_shared<S> &sm, unsigned count, unsigned &n)
+{
+    given_task<S> &task = sm.task[count % TASKS];
+    barrier_wait(&sm.task_ring.empty[count % TASKS], count / TASKS % 2 ^ 1);
+    if (!given_forward_sums<S>::folded || !task.overflows) return false;
+    task.overflows = false, n = task.number;
+    return true;
+}
+
+/* The producer thread of rows. */
 template <class S>
 static __device__ __forceinline__ void produce_rows(given_forward_shared<S> &sm, const loam_problem &p,
                                                     const loam_args &a, const given_forward_maps &maps,
                                                     unsigned blocks, int rows)
 {
-    constexpr unsigned bytes = (S::probed ? 2 : 1) * S::dim * ROWS * 2;
-    unsigned count = 0;
-    for_each_block(blocks, [&](unsigned n) {
-        given_task<S> &task = sm.task[count % TASKS];
-        barrier_wait(&sm.task_ring.empty[count % TASKS], count / TASKS % 2 ^ 1);
-        task.block = given_block_at<S>(p, a, n, rows);
-        asm volatile("" ::: "memory"); /* no registers for it */
-        const row_block &block = task.block;
-        if (block.rows <= 0) return;
-#pragma unroll 1
-        for (int w = 0; w < S::consumers; w++)
-            task.range[w] = tiles_of<S::keys>(p, block, w);
-        task.column = (int)(n % S::parts) * S::columns;
-        barrier_arrive(&sm.task_ring.full[count % TASKS]);
-        const int h = (int)block.h, b = (int)block.s.b, stage = count % S::row_stages;
-        int token = (int)(block.s.q0 + block.i0);
-#pragma unroll 1
-        for (int w = 0; w < S::consumers; w++, token += ROWS) {
-            uint64_t *full = ring_acquire(sm.row_ring[w], count, bytes);
-            load_tile<S::dim>(sm.query[w][stage], maps.q, full, token, h, b);
-            if (S::probed) load_tile<S::dim>(sm.probe[w][stage], maps.probe, full, token, h, b);
+    constexpr unsigned ends = given_forward_sums<S>::folded ? TASKS : 1;
+    unsigned count = 0, round = 0, end = 0;
+    while (end < ends) {
+        unsigned n;
+        const bool again = overflowed(sm, count + end, n);
+        if (!again) {
+            if (has_round<true>(blocks, round))
+                n = block_of_round(blocks, round++);
+            else
+                n = blocks, end++;
         }
-        count++;
-    });
-    barrier_wait(&sm.task_ring.empty[count % TASKS], count / TASKS % 2 ^ 1);
+        if (n < blocks) produce_task(sm, p, a, maps, n, rows, again, count);
+    }
     sm.task[count % TASKS].block.rows = 0;
     barrier_arrive(&sm.task_ring.full[count % TASKS]);
 }
@@ -222,6 +255,8 @@ template <class S> struct forward_consumer {
     const T *query, *probe;
     float scale2;
     int unmasked_begin, unmasked_end; /* all rows of the warpgroup see all keys between */
+    bool folds;
+    unsigned turns_begin, turns;      /* tiles that both warpgroups have, and how many they are */
     /* Where scores decay: G of the sequence's keys, and of the two rows. */
     const local_decay_pair *decay_keys;
     local_decay_pair decay_rows[2];
@@ -241,6 +276,22 @@ template <class S> struct forward_consumer {
         return sm.values[warp_uniform(count % S::value_stages)];
     }
 };
+
+/* The warpgroups take turns to issue products: those of one then run while the other computes weights. Left
+ * alone they fall into step, and the tensor cores wait for both. Turns are those of tiles that both have, so
+ * that neither waits for the other in vain. */
+enum { TURN_BARRIER = 3 }; /* and the next */
+
+template <class S> static __device__ __forceinline__ void take_turn(const forward_consumer<S> &wg, unsigned count)
+{
+    if (count - wg.turns_begin < wg.turns) named_barrier_sync<2 * THREADS>(TURN_BARRIER + threadIdx.x / THREADS);
+}
+
+template <class S> static __device__ __forceinline__ void give_turn(const forward_consumer<S> &wg, unsigned count)
+{
+    if (count - wg.turns_begin < wg.turns)
+        named_barrier_arrive<2 * THREADS>(TURN_BARRIER + 1 - threadIdx.x / THREADS);
+}
 
 /* Issues the products s = q . k of a tile and commits them; more products may follow without a
  * wgmma_fence. */
@@ -302,9 +353,11 @@ static __device__ __forceinline__ void sweep_keys(const forward_consumer<S> &wg,
     for (; count + 1 != end; count++) {
         ring_wait(wg.sm.key_ring, count + 1);
         ring_wait(wg.sm.value_ring, count);
+        take_turn(wg, count);
         issue_scores<S::dim>(wg.query, s, wg.keys(count + 1));
         more_weights<S::columns>(wg.acc.o, w.part[0], wg.values(count));
         wgmma_commit();
+        give_turn(wg, count);
         wgmma_wait<1>();
         wgmma_results(s);
         decayed_scores(wg, s, j += S::keys, count + 1, offset);
@@ -325,8 +378,10 @@ static __device__ __forceinline__ void finish_keys(const forward_consumer<S> &wg
                                                    unsigned last)
 {
     ring_wait(wg.sm.value_ring, last);
+    take_turn(wg, last);
     multiply_weights<S::columns>(wg.acc.o, w.part[0], wg.values(last));
     wgmma_commit();
+    give_turn(wg, last);
     wgmma_wait<0>();
     wgmma_results(wg.acc.o);
     ring_release(wg.sm.value_ring, last);
@@ -342,9 +397,11 @@ static __device__ __forceinline__ void finish_keys(const forward_consumer<S> &wg
 {
     ring_wait(wg.sm.key_ring, last + 1);
     ring_wait(wg.sm.value_ring, last);
+    take_turn(wg, last);
     issue_scores<S::dim>(query, s, wg.keys(last + 1));
     more_weights<S::columns>(wg.acc.o, w.part[0], wg.values(last));
     wgmma_commit();
+    give_turn(wg, last);
     wgmma_wait<0>();
     wgmma_results(s);
     wgmma_results(wg.acc.o);
@@ -357,14 +414,23 @@ template <class S>
 static __device__ __forceinline__ void sweep_probed(const forward_consumer<S> &wg, int j, unsigned count,
                                                     unsigned end)
 {
+    const unsigned first = count;
 #pragma unroll 1
     for (; count != end; count++, j += S::keys) {
         float s[S::keys / 8][4], t[S::keys / 8][4], rescale[2], offset[2];
         weights_operand<1, S::keys / 16, typename S::type> w, u;
         ring_wait(wg.sm.key_ring, count);
+#if PTURN == 1
+        take_turn(wg, count);
+#elif PTURN == 2
+        if (count == first) take_turn(wg, count);
+#endif
         issue_scores<S::dim>(wg.query, s, wg.keys(count));
         more_rows<S::dim>(t, wg.probe, wg.keys(count), false);
         wgmma_commit();
+#if PTURN
+        give_turn(wg, count);
+#endif
         wgmma_wait<1>();
         wgmma_results(s);
         decayed_scores(wg, s, j, count, offset);
@@ -376,9 +442,14 @@ static __device__ __forceinline__ void sweep_probed(const forward_consumer<S> &w
         probe_weights(wg.acc, t, s, rescale);
         if (moves) recentre_sums(wg.acc, wg.state(), t, s, rescale);
         split_weights(w, s);
-        if constexpr (given_forward_sums<S>::folded) fold_weights(wg.acc, wg.state(), t);
+        if constexpr (given_forward_sums<S>::folded) {
+            if (wg.folds) fold_weights(wg.acc, wg.state(), t);
+        }
         split_weights(u, t);
         ring_wait(wg.sm.value_ring, count);
+#if PTURN == 2
+        if (count + 1 != end) take_turn(wg, count + 1);
+#endif
         multiply_weights<S::columns>(wg.acc.o, w.part[0], wg.values(count));
         more_weights<S::columns>(wg.acc.b, u.part[0], wg.values(count));
         wgmma_commit();
@@ -506,9 +577,10 @@ static __device__ __forceinline__ void put_outputs(const typename S::type *tile,
 template <class S>
 static __device__ __forceinline__ void epilogue(given_forward_sums<S> &sums, given_forward_shared<S> &sm,
                                                 const loam_problem &p, const loam_args &a,
-                                                const local_saved &saved, const row_block &block, int column,
-                                                unsigned stage)
+                                                const local_saved &saved, given_task<S> &task, unsigned stage)
 {
+    const row_block &block = task.block;
+    const int column = task.column;
     const int w = threadIdx.x / THREADS;
     const row_state &state = sm.state[threadIdx.x];
     const row_pair r = row_pair_of(p, block);
@@ -526,6 +598,9 @@ static __device__ __forceinline__ void epilogue(given_forward_sums<S> &sums, giv
         }
     }
     finish_sums(sums, state, g);
+    if constexpr (given_forward_sums<S>::folded) {
+        if (!task.folds && !all_finite(sums.b)) task.overflows = true;
+    }
     if (a.saved) save_sums(sums, p, saved, block, r, column);
     put_output_tile(sums, sm.query[w][stage], r);
     __syncwarp();
@@ -575,6 +650,8 @@ static __device__ __forceinline__ void sweep_rows(given_forward_shared<S> &sm, g
     const tile_range range = task.range[w];
     const unsigned begin = at.count + range.begin, end = at.count + range.end,
                    stage = warp_uniform(at.row_count % S::row_stages);
+    const tile_range other = task.range[S::consumers - 1 - w];
+    const int turns_begin = max(range.begin, other.begin), turns_end = min(range.end, other.end);
     skip_tiles(sm.key_ring, sm.value_ring, at.count, begin);
     at.count += range.tiles;
     if (begin != end) {
@@ -585,6 +662,9 @@ static __device__ __forceinline__ void sweep_rows(given_forward_shared<S> &sm, g
                                    scale2,
                                    range.unmasked_begin,
                                    range.unmasked_end,
+                                   task.folds,
+                                   at.count - range.tiles + turns_begin,
+                                   (unsigned)max(turns_end - turns_begin, 0),
                                    NULL,
                                    {} };
         if constexpr (S::decayed) {
@@ -618,10 +698,11 @@ static __device__ __forceinline__ void consume_rows(given_forward_shared<S> &sm,
     const int w = warp_uniform(threadIdx.x / THREADS);
     forward_position<S> at;
     at.ready = false, at.count = 0;
+    if (w == 1) named_barrier_arrive<2 * THREADS>(TURN_BARRIER);
 #pragma unroll 1
     for (at.row_count = 0;; at.row_count++) {
         const unsigned stage = warp_uniform(at.row_count % S::row_stages);
-        const given_task<S> &task = sm.task[at.row_count % TASKS];
+        given_task<S> &task = sm.task[at.row_count % TASKS];
         ring_wait(sm.task_ring, at.row_count);
         if (task.block.rows == 0) break;
         ring_wait(sm.row_ring[w], at.row_count);
@@ -630,11 +711,12 @@ static __device__ __forceinline__ void consume_rows(given_forward_shared<S> &sm,
         row_state_begin(sm.state[threadIdx.x], p, task.block);
         sweep_rows(sm, sums, a, task, w, scale2, at);
         warpgroup_sync(1 + w);
-        epilogue(sums, sm, p, a, saved, task.block, task.column, stage);
+        epilogue(sums, sm, p, a, saved, task, stage);
         fence_async_proxy();
         ring_release(sm.row_ring[w], at.row_count);
         ring_release(sm.task_ring, at.row_count);
     }
+    if (w == 0) named_barrier_sync<2 * THREADS>(TURN_BARRIER);
 }
 
 template <class S>
@@ -653,6 +735,8 @@ __global__ void __launch_bounds__(S::threads, 1)
         for (int w = 0; w < S::consumers; w++)
             ring_init(sm.row_ring[w], THREADS / 32);
         ring_init(sm.task_ring, S::consumers * THREADS / 32 + (S::decayed ? 2 : 1));
+        for (int n = 0; n < TASKS; n++)
+            sm.task[n].overflows = false;
         barrier_init(&sm.tail, 1);
         fence_async_proxy();
     }
