@@ -54,6 +54,8 @@ template <class S> struct given_forward_shared {
 
 struct given_forward_maps {
     CUtensorMap q, k, v, probe;
+    CUtensorMap o;     /* in boxes of the 16 rows of a warp */
+    bool stores_boxes; /* whether bulk copies can write o */
 };
 
 /* Number n of the blocks, of `rows` rows. Tiles begin at multiples of their size, so that the bits of a row
@@ -281,15 +283,22 @@ template <class S> struct forward_consumer {
  * alone they fall into step, and the tensor cores wait for both. Turns are those of tiles that both have, so
  * that neither waits for the other in vain. */
 enum { TURN_BARRIER = 3 }; /* and the next */
+#ifndef PTURN
+#define PTURN 2
+#endif
+#ifndef NOTURN
+#define NOTURN 0
+#endif
+
 
 template <class S> static __device__ __forceinline__ void take_turn(const forward_consumer<S> &wg, unsigned count)
 {
-    if (count - wg.turns_begin < wg.turns) named_barrier_sync<2 * THREADS>(TURN_BARRIER + threadIdx.x / THREADS);
+    if (!NOTURN && count - wg.turns_begin < wg.turns) named_barrier_sync<2 * THREADS>(TURN_BARRIER + threadIdx.x / THREADS);
 }
 
 template <class S> static __device__ __forceinline__ void give_turn(const forward_consumer<S> &wg, unsigned count)
 {
-    if (count - wg.turns_begin < wg.turns)
+    if (!NOTURN && count - wg.turns_begin < wg.turns)
         named_barrier_arrive<2 * THREADS>(TURN_BARRIER + 1 - threadIdx.x / THREADS);
 }
 
@@ -414,7 +423,7 @@ template <class S>
 static __device__ __forceinline__ void sweep_probed(const forward_consumer<S> &wg, int j, unsigned count,
                                                     unsigned end)
 {
-    const unsigned first = count;
+    [[maybe_unused]] const unsigned first = count;
 #pragma unroll 1
     for (; count != end; count++, j += S::keys) {
         float s[S::keys / 8][4], t[S::keys / 8][4], rescale[2], offset[2];
@@ -548,7 +557,26 @@ static __device__ __forceinline__ void put_numbers(uint16_t *to, const uint4 &ou
         if (s < left) to[s] = (uint16_t)(pairs[s / 2] >> s % 2 * 16);
 }
 
-/* The 16 rows of a warp from the tile of outputs to o, from column `column` on. */
+/* The 16 rows of a warp from the tile of outputs to o, from column `column` on, as boxes. Rows beyond a sequence
+ * of its own are beyond the tensor. */
+template <class S>
+static __device__ __forceinline__ void store_outputs(const typename S::type *tile,
+                                                     const given_forward_maps &maps, const row_block &block,
+                                                     int dim_v, int column)
+{
+    if (threadIdx.x % 32 != 0) return;
+    const int at = threadIdx.x / 32 * 16;
+    tile += at % ROWS * TILE_SIDE;
+#pragma unroll
+    for (int n = 0; n < S::columns; n += TILE_SIDE) {
+        if (column + n < dim_v)
+            store_box(&maps.o, tile + n * ROWS, column + n, (int)(block.s.q0 + block.i0) + at, (int)block.h,
+                      (int)block.s.b);
+    }
+    store_commit();
+}
+
+/* The same by the lanes. */
 template <class S>
 static __device__ __forceinline__ void put_outputs(const typename S::type *tile, const loam_problem &p,
                                                    const loam_args &a, const row_block &block, int column)
@@ -574,16 +602,35 @@ static __device__ __forceinline__ void put_outputs(const typename S::type *tile,
     }
 }
 
+/* The pair of rows whose state it is. */
+static __device__ __forceinline__ row_pair row_pair_again(const row_state &state, const row_block &block)
+{
+    row_pair r;
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        r.at[e] = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * e;
+        r.real[e] = r.at[e] < block.rows;
+        r.lo[e] = state.lo[e], r.hi[e] = state.hi[e];
+        r.position[e] = 0;
+    }
+    return r;
+}
+
 template <class S>
 static __device__ __forceinline__ void epilogue(given_forward_sums<S> &sums, given_forward_shared<S> &sm,
                                                 const loam_problem &p, const loam_args &a,
-                                                const local_saved &saved, given_task<S> &task, unsigned stage)
+                                                const local_saved &saved, const given_forward_maps &maps,
+                                                given_task<S> &task, unsigned stage)
 {
     const row_block &block = task.block;
     const int column = task.column;
-    const int w = threadIdx.x / THREADS;
+    const int w = threadIdx.x / THREADS, left = block.rows - (int)threadIdx.x / 32 * 16;
     const row_state &state = sm.state[threadIdx.x];
+#if OLDPAIR
     const row_pair r = row_pair_of(p, block);
+#else
+    const row_pair r = row_pair_again(state, block);
+#endif
     given_row g[2];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
@@ -599,12 +646,29 @@ static __device__ __forceinline__ void epilogue(given_forward_sums<S> &sums, giv
     }
     finish_sums(sums, state, g);
     if constexpr (given_forward_sums<S>::folded) {
-        if (!task.folds && !all_finite(sums.b)) task.overflows = true;
+        if (!task.folds && __any_sync(0xffffffffu, !all_finite(sums.b))) {
+            task.overflows = true;
+            return;
+        }
     }
     if (a.saved) save_sums(sums, p, saved, block, r, column);
     put_output_tile(sums, sm.query[w][stage], r);
+    fence_async_proxy();
     __syncwarp();
-    put_outputs<S>(sm.query[w][stage], p, a, block, column);
+    if (left <= 0) return;
+    if (maps.stores_boxes && (left >= 16 || !sequence_packed(&p)))
+        store_outputs<S>(sm.query[w][stage], maps, block, (int)p.dim_v, column);
+    else
+        put_outputs<S>(sm.query[w][stage], p, a, block, column);
+}
+
+/* Releases the queries of block number `count`, in whose place outputs were. */
+template <class S>
+static __device__ __forceinline__ void release_rows(given_forward_shared<S> &sm, int w, unsigned count)
+{
+    if (threadIdx.x % 32 == 0) store_wait<0>();
+    fence_async_proxy();
+    ring_release(sm.row_ring[w], count);
 }
 
 /* ------------------------------------------------------------------ the kernel */
@@ -693,7 +757,7 @@ static __device__ __forceinline__ void sweep_rows(given_forward_shared<S> &sm, g
 template <class S>
 static __device__ __forceinline__ void consume_rows(given_forward_shared<S> &sm, const loam_problem &p,
                                                     const loam_args &a, const local_saved &saved,
-                                                    float scale2)
+                                                    const given_forward_maps &maps, float scale2)
 {
     const int w = warp_uniform(threadIdx.x / THREADS);
     forward_position<S> at;
@@ -709,14 +773,15 @@ static __device__ __forceinline__ void consume_rows(given_forward_shared<S> &sm,
         given_forward_sums<S> sums;
         clear_forward_sums(sums);
         row_state_begin(sm.state[threadIdx.x], p, task.block);
+        if (S::row_stages > 1 && at.row_count > 0) release_rows(sm, w, at.row_count - 1);
         sweep_rows(sm, sums, a, task, w, scale2, at);
         warpgroup_sync(1 + w);
-        epilogue(sums, sm, p, a, saved, task, stage);
-        fence_async_proxy();
-        ring_release(sm.row_ring[w], at.row_count);
+        epilogue(sums, sm, p, a, saved, maps, task, stage);
+        if (S::row_stages == 1) release_rows(sm, w, at.row_count);
         ring_release(sm.task_ring, at.row_count);
     }
     if (w == 0) named_barrier_sync<2 * THREADS>(TURN_BARRIER);
+    if (S::row_stages > 1 && threadIdx.x % 32 == 0) store_wait<0>();
 }
 
 template <class S>
@@ -752,7 +817,7 @@ __global__ void __launch_bounds__(S::threads, 1)
         }
     } else {
         registers_acquire<232>();
-        consume_rows(sm, p, a, saved, scale2);
+        consume_rows(sm, p, a, saved, maps, scale2);
     }
 }
 
@@ -787,6 +852,9 @@ template <class S> static loam_status launch(const loam_problem *p, const loam_a
     TRY(key_map_make(&maps.k, p, &a->k, p->dim_qk, S::keys, error));
     TRY(key_map_make(&maps.v, p, &a->v, p->dim_v, S::keys, error));
     if (S::probed) TRY(query_map_make(&maps.probe, p, &a->probe, p->dim_qk, ROWS, error));
+    const loam_const_view o = { a->o.data, a->o.batch, a->o.head, a->o.token };
+    maps.stores_boxes = query_map_fits(p, &o) && p->dim_v % 8 == 0; /* they write whole pieces of 16 bytes */
+    if (maps.stores_boxes) TRY(query_map_make(&maps.o, p, &o, p->dim_v, 16, error));
     TRY(cuda_allow_shared((const void *)given_kernel_hopper<S>, shared, error));
     given_kernel_hopper<S>
         <<<(unsigned)(blocks < most ? blocks : most), S::threads, shared, (cudaStream_t)a->stream>>>(
