@@ -380,6 +380,69 @@ static __device__ __forceinline__ void sweep_keys(const forward_consumer<S> &wg,
     }
 }
 
+/* The same with two tiles of scores, where there are registers for them: beside o += w v of a tile, the products
+ * q . k of the next but one are asked for, so that weights wait for no products. One step: s becomes weights w of
+ * tile `count` and `next` the products of the tile after. */
+template <class S, bool FIRST, bool LAST, int BLOCKS>
+static __device__ __forceinline__ void step_ahead(const forward_consumer<S> &wg, float (&s)[BLOCKS][4],
+                                                  float (&next)[BLOCKS][4],
+                                                  weights_operand<1, BLOCKS / 2, typename S::type> &w, int j,
+                                                  unsigned count)
+{
+    float rescale[2], offset[2];
+    if (!LAST) ring_wait(wg.sm.key_ring, count + 1);
+    if (!FIRST) ring_wait(wg.sm.value_ring, count - 1);
+    wgmma_fence();
+    if (!FIRST) more_weights<S::columns>(wg.acc.o, w.part[0], wg.values(count - 1));
+    if (!LAST) more_rows<S::dim>(next, wg.query, wg.keys(count + 1), false);
+    wgmma_commit();
+    decayed_scores(wg, s, j, count, offset);
+    ring_release(wg.sm.key_ring, count);
+    const bool moves = softmax_tile(wg, s, j, rescale, offset);
+    wgmma_wait<0>();
+    if (!LAST) wgmma_results(next);
+    if (!FIRST) {
+        wgmma_results(wg.acc.o);
+        ring_release(wg.sm.value_ring, count - 1);
+        if (moves) rescale_sums(wg.acc, rescale);
+    }
+    split_weights(w, s);
+}
+
+template <class S, int BLOCKS>
+static __device__ __forceinline__ void sweep_ahead(const forward_consumer<S> &wg, float (&s)[2][BLOCKS][4],
+                                                   bool ready,
+                                                   weights_operand<1, BLOCKS / 2, typename S::type> &w, int j,
+                                                   unsigned count, unsigned end)
+{
+    if (!ready) {
+        ring_wait(wg.sm.key_ring, count);
+        issue_scores<S::dim>(wg.query, s[0], wg.keys(count));
+        wgmma_wait<0>();
+        wgmma_results(s[0]);
+    }
+    if (count + 1 == end) {
+        step_ahead<S, true, true>(wg, s[0], s[1], w, j, count);
+        return;
+    }
+    step_ahead<S, true, false>(wg, s[0], s[1], w, j, count);
+#pragma unroll 1
+    for (;;) {
+        count++, j += S::keys;
+        if (count + 1 == end) {
+            step_ahead<S, false, true>(wg, s[1], s[0], w, j, count);
+            break;
+        }
+        step_ahead<S, false, false>(wg, s[1], s[0], w, j, count);
+        count++, j += S::keys;
+        if (count + 1 == end) {
+            step_ahead<S, false, true>(wg, s[0], s[1], w, j, count);
+            break;
+        }
+        step_ahead<S, false, false>(wg, s[0], s[1], w, j, count);
+    }
+}
+
 /* The product o += w v of the last tile. */
 template <class S, int STEPS>
 static __device__ __forceinline__ void finish_keys(const forward_consumer<S> &wg,
@@ -686,7 +749,7 @@ static __device__ __forceinline__ void row_state_begin(row_state &state, const l
 
 /* What a warpgroup knows between its blocks. ready: s are the products q . k of the next one's first tile. */
 template <class S> struct forward_position {
-    float s[S::keys / 8][4];
+    float s[S::ahead ? 2 : 1][S::keys / 8][4];
     bool ready;
     unsigned row_count, count; /* blocks and tiles so far */
 };
@@ -741,11 +804,14 @@ static __device__ __forceinline__ void sweep_rows(given_forward_shared<S> &sm, g
             sweep_probed(wg, j, begin, end);
         } else {
             weights_operand<1, S::keys / 16, typename S::type> weights;
-            sweep_keys(wg, at.s, at.ready, weights, j, begin, end);
+            if constexpr (S::ahead)
+                sweep_ahead(wg, at.s, at.ready, weights, j, begin, end);
+            else
+                sweep_keys(wg, at.s[0], at.ready, weights, j, begin, end);
             at.ready = next_follows(sm, range, w, at.row_count + 1);
             if (at.ready)
                 finish_keys(wg, weights, end - 1,
-                            sm.query[w][warp_uniform((at.row_count + 1) % S::row_stages)], at.s);
+                            sm.query[w][warp_uniform((at.row_count + 1) % S::row_stages)], at.s[0]);
             else
                 finish_keys(wg, weights, end - 1);
         }

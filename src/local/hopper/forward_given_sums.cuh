@@ -24,6 +24,10 @@ template <class T, int DIM, bool PROBED, bool DECAYED> struct given_forward {
     static constexpr int value_stages = PROBED && DIM > 128 ? 1 : key_stages;
     /* Tiles of a warpgroup's rows; with two the next ones are copied during a block. */
     static constexpr int row_stages = DIM == 64 || (DIM == 128 && !PROBED) ? 2 : 1;
+#ifndef AHEAD
+#define AHEAD 1
+#endif
+    static constexpr bool ahead = AHEAD && !PROBED && DIM == 64;
     static constexpr int rows = consumers * ROWS;
     static constexpr int threads = (consumers + 1) * THREADS;
 };
