@@ -293,12 +293,12 @@ enum { TURN_BARRIER = 3 }; /* and the next */
 
 template <class S> static __device__ __forceinline__ void take_turn(const forward_consumer<S> &wg, unsigned count)
 {
-    if (!NOTURN && count - wg.turns_begin < wg.turns) named_barrier_sync<2 * THREADS>(TURN_BARRIER + threadIdx.x / THREADS);
+    if (!NOTURN && !S::ahead && count - wg.turns_begin < wg.turns) named_barrier_sync<2 * THREADS>(TURN_BARRIER + threadIdx.x / THREADS);
 }
 
 template <class S> static __device__ __forceinline__ void give_turn(const forward_consumer<S> &wg, unsigned count)
 {
-    if (!NOTURN && count - wg.turns_begin < wg.turns)
+    if (!NOTURN && !S::ahead && count - wg.turns_begin < wg.turns)
         named_barrier_arrive<2 * THREADS>(TURN_BARRIER + 1 - threadIdx.x / THREADS);
 }
 
@@ -858,6 +858,10 @@ __global__ void __launch_bounds__(S::threads, 1)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     given_forward_shared<S> &sm = *(given_forward_shared<S> *)swizzled_memory;
+    if (threadIdx.x == S::consumers * THREADS) {
+        prefetch_map(&maps.q), prefetch_map(&maps.k), prefetch_map(&maps.v);
+        if (S::probed) prefetch_map(&maps.probe);
+    }
     if (threadIdx.x == 0) {
         ring_init(sm.key_ring, S::consumers * THREADS / 32);
         for (int n = 0; n < S::key_stages && S::decayed; n++)
