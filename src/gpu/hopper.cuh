@@ -122,12 +122,6 @@ static __device__ __forceinline__ void wait_for_previous_launch()
 
 /* ------------------------------------------------------------------ bulk copies */
 
-/* Brings a tensor map near; the first copy by it then need not wait for it. */
-static __device__ __forceinline__ void prefetch_map(const CUtensorMap *map)
-{
-    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
 /* Copies the box at channel c, token t, head h, batch b of the tensor into a tile; completes on `barrier`. */
 static __device__ __forceinline__ void load_box(void *tile, const CUtensorMap *map, uint64_t *barrier, int c,
                                                 int t, int h, int b)

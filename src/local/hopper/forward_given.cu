@@ -97,6 +97,12 @@ static __device__ __forceinline__ tile_range tiles_of(const loam_problem &p, con
 
 /* ------------------------------------------------------------------ copies */
 
+/* Brings a tensor map near; the first copy by it then need not wait for it. */
+static __device__ __forceinline__ void prefetch_map(const CUtensorMap *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 /* Tells all others of block n as task number `count`, whose place is free, and copies queries and probes for
  * each warpgroup when it has released those before. Where the sequence has no such block it does nothing. */
 template <class S>
