@@ -9,9 +9,6 @@
 
 #include <cfloat>
 
-#ifndef KEYS128
-#define KEYS128 128
-#endif
 /* Of a kernel: numbers of type T, tiles of DIM channels, a probe or none, scores that decay or do not. */
 template <class T, int DIM, bool PROBED, bool DECAYED> struct given_forward {
     typedef T type;
@@ -22,15 +19,14 @@ template <class T, int DIM, bool PROBED, bool DECAYED> struct given_forward {
     static constexpr int columns = PROBED && DIM > 128 ? 128 : DIM, parts = DIM / columns;
     static constexpr int consumers = 2; /* warpgroups of 64 rows */
     /* Keys of a tile. */
-    static constexpr int keys = DIM > 128 || (PROBED && DIM == 128) ? 64 : DIM == 128 ? KEYS128 : 128;
-    static constexpr int key_stages = DIM == 64 || KEYS128 == 64 || (PROBED && DIM == 128) ? 4 : DIM == 192 ? 3 : 2;
+    static constexpr int keys = DIM > 128 || (PROBED && DIM == 128) ? 64 : 128;
+    static constexpr int key_stages = DIM == 64 || (PROBED && DIM == 128) ? 4 : DIM == 192 ? 3 : 2;
     static constexpr int value_stages = PROBED && DIM > 128 ? 1 : key_stages;
     /* Tiles of a warpgroup's rows; with two the next ones are copied during a block. */
     static constexpr int row_stages = DIM == 64 || (DIM == 128 && !PROBED) ? 2 : 1;
-#ifndef AHEAD
-#define AHEAD 1
-#endif
-    static constexpr bool ahead = AHEAD && !PROBED && (DIM == 64 || (DIM == 128 && KEYS128 == 64));
+    /* Whether there are registers for the scores of two tiles. */
+    static constexpr bool ahead = !PROBED && DIM == 64;
+    static constexpr bool turns = !ahead; /* whether warpgroups take turns to issue products */
     static constexpr int rows = consumers * ROWS;
     static constexpr int threads = (consumers + 1) * THREADS;
 };
@@ -217,8 +213,8 @@ template <int TILES> static __device__ __forceinline__ bool all_finite(const flo
 }
 
 /* Brings t = w (t - c), which becomes a float16 operand, into its range: t becomes t fold, and fold falls
- * where the operand would be infinite, and only there: rows that need no fold have the same bits whether their
- * block is folded or not. Squares find tiles where there may be such rows. */
+ * where the operand would be infinite, and only there: rows that need no fold have the same bits whether
+ * their block is folded or not. Squares find tiles where there may be such rows. */
 template <class S, int BLOCKS>
 static __device__ __forceinline__ void fold_weights(given_forward_sums<S> &g, row_state &state,
                                                     float (&t)[BLOCKS][4])
