@@ -5,212 +5,15 @@
  * 192 or 256 channels wide, and channels that the arrays do not have read as 0.
  *
  * Persistent blocks, one on each multiprocessor, go through blocks of 128 rows. Two consumer warpgroups have
- * 64 rows each, from the scores to the output. Each goes through the tiles at its own pace: the exponentials
- * of one overlap with the products of the other. Without a probe, the product of a tile's weights with its
- * values also overlaps with the weights of the next tile. The last warpgroup produces: one warp copies keys
- * and values, one thread the rows, and one warp computes decays. Scores and their maxima are to base 2.
+ * 64 rows each, from the scores to the output, and take turns to issue products: the exponentials of one
+ * overlap with the products of the other. Without a probe, the product of a tile's weights with its values
+ * also overlaps with the weights of the next tile; with 64 channels, all products do. The last warpgroup
+ * produces: one warp copies keys and values, one thread the rows, and one warp computes decays. Scores and
+ * their maxima are to base 2.
  */
-#include "src/gpu/blocks.cuh"
-#include "src/gpu/ring.cuh"
 #include "src/local/cuda/forward.h"
-#include "src/local/hopper/decay.cuh"
-#include "src/local/hopper/forward_given_sums.cuh"
+#include "src/local/hopper/forward_given_stream.cuh"
 #include "src/local/hopper/maps.cuh"
-
-/* Of the `tiles` tiles of a block, those in which the rows of a warpgroup see keys: begin .. end - 1. All
- * these rows see keys unmasked_begin .. unmasked_end - 1. */
-struct tile_range {
-    int begin, end, tiles, unmasked_begin, unmasked_end;
-};
-
-/* A block of rows, as one thread of the producers tells all others: its 64-bit divisions take a microsecond.
- * No rows: there are no more blocks. */
-template <class S> struct given_task {
-    row_block block;
-    tile_range range[S::consumers];
-    int column; /* the first of its columns of o */
-};
-enum { TASKS = 2 };
-
-template <class S> struct given_forward_shared {
-    typedef typename S::type T;
-    /* The rows of each warpgroup; their outputs overwrite their queries. */
-    alignas(1024) T query[S::consumers][S::row_stages][S::dim * TILE_SIDE];
-    T probe[S::probed ? S::consumers : 1][S::row_stages][S::probed ? S::dim * TILE_SIDE : 512];
-    T keys[S::key_stages][S::dim * S::keys], values[S::value_stages][S::columns * S::keys];
-    ring_barriers<S::key_stages> key_ring;
-    ring_barriers<S::value_stages> value_ring;
-    given_task<S> task[TASKS];
-    ring_barriers<TASKS> task_ring;
-    ring_barriers<S::row_stages> row_ring[S::consumers];
-    uint64_t tail;
-    row_state state[S::consumers * THREADS];
-    relative_decay<S::decayed, S::keys> decay[S::key_stages]; /* of the keys in each stage */
-};
-
-struct given_forward_maps {
-    CUtensorMap q, k, v, probe;
-};
-
-/* Number n of the blocks, of `rows` rows. Tiles begin at multiples of their size, so that the bits of a row
- * do not depend on the block that it lies in. */
-template <class S>
-static __device__ __forceinline__ row_block given_block_at(const loam_problem &p, const loam_args &a,
-                                                           unsigned n, int rows)
-{
-    row_block block = row_block_of(p, a, n / S::parts, rows);
-    block.first -= block.first % S::keys;
-    return block;
-}
-
-/* The first and the last row that warpgroup w has; none where last < first. */
-struct row_span {
-    int64_t first, last;
-};
-
-static __device__ __forceinline__ row_span row_span_of(const row_block &block, int w)
-{
-    return { block.i0 + w * ROWS, block.i0 + min(block.rows, (w + 1) * ROWS) - 1 };
-}
-
-template <int KEYS>
-static __device__ __forceinline__ tile_range tiles_of(const loam_problem &p, const row_block &block, int w)
-{
-    const row_span span = row_span_of(block, w);
-    int64_t lo, hi, unmasked_begin, unmasked_end;
-    local_visible(&p, &block.s, span.first, &lo, &unmasked_end);
-    local_visible(&p, &block.s, span.last, &unmasked_begin, &hi);
-    tile_range range = { 0, 0, (block.last - block.first + KEYS - 1) / KEYS, (int)unmasked_begin,
-                         (int)unmasked_end };
-    if (span.first <= span.last && lo < hi) {
-        range.begin = ((int)lo - block.first) / KEYS;
-        range.end = ((int)hi - block.first + KEYS - 1) / KEYS;
-    }
-    return range;
-}
-
-/* ------------------------------------------------------------------ copies */
-
-/* The producer thread of rows: tells all others of each block, and copies queries and probes for each
- * warpgroup when it has released those before. */
-template <class S>
-static __device__ __forceinline__ void produce_rows(given_forward_shared<S> &sm, const loam_problem &p,
-                                                    const loam_args &a, const given_forward_maps &maps,
-                                                    unsigned blocks, int rows)
-{
-    constexpr unsigned bytes = (S::probed ? 2 : 1) * S::dim * ROWS * 2;
-    unsigned count = 0;
-    for_each_block(blocks, [&](unsigned n) {
-        given_task<S> &task = sm.task[count % TASKS];
-        barrier_wait(&sm.task_ring.empty[count % TASKS], count / TASKS % 2 ^ 1);
-        task.block = given_block_at<S>(p, a, n, rows);
-        asm volatile("" ::: "memory"); /* no registers for it */
-        const row_block &block = task.block;
-        if (block.rows <= 0) return;
-#pragma unroll 1
-        for (int w = 0; w < S::consumers; w++)
-            task.range[w] = tiles_of<S::keys>(p, block, w);
-        task.column = (int)(n % S::parts) * S::columns;
-        barrier_arrive(&sm.task_ring.full[count % TASKS]);
-        const int h = (int)block.h, b = (int)block.s.b, stage = count % S::row_stages;
-        int token = (int)(block.s.q0 + block.i0);
-#pragma unroll 1
-        for (int w = 0; w < S::consumers; w++, token += ROWS) {
-            uint64_t *full = ring_acquire(sm.row_ring[w], count, bytes);
-            load_tile<S::dim>(sm.query[w][stage], maps.q, full, token, h, b);
-            if (S::probed) load_tile<S::dim>(sm.probe[w][stage], maps.probe, full, token, h, b);
-        }
-        count++;
-    });
-    barrier_wait(&sm.task_ring.empty[count % TASKS], count / TASKS % 2 ^ 1);
-    sm.task[count % TASKS].block.rows = 0;
-    barrier_arrive(&sm.task_ring.full[count % TASKS]);
-}
-
-/* Calls use(block, column) for each block in turn, with its first column of o: the loop of the other producer
- * warps. */
-template <class S, class F>
-static __device__ __forceinline__ void for_each_task(given_forward_shared<S> &sm, F use)
-{
-    for (unsigned count = 0;; count++) {
-        const given_task<S> &task = sm.task[count % TASKS];
-        ring_wait(sm.task_ring, count);
-        if (task.block.rows == 0) break;
-        use(task.block, task.column);
-        ring_release(sm.task_ring, count);
-    }
-}
-
-/* Rows `from` .. KEYS - 1 of a tile become 0; the lanes of a warp share the work. */
-template <int DIM, int KEYS, class T> static __device__ __forceinline__ void clear_tail(T *tile, int from)
-{
-    const uint4 zeros = make_uint4(0, 0, 0, 0);
-#pragma unroll 1
-    for (int c = 0; c < DIM; c += TILE_SIDE) {
-#pragma unroll 1
-        for (int e = from * TILE_SIDE + threadIdx.x % 32 * 8; e < KEYS * TILE_SIDE; e += 32 * 8)
-            *(uint4 *)(tile + c * KEYS + e) = zeros;
-    }
-}
-
-/* The producer warp of keys and values. Values beyond the last key that the block sees may be NaN (beyond the
- * sequence, anything), which weights of 0 do not cancel. So the last tile of values completes on `tail`
- * first; the warp clears the rows beyond the last key and then arrives at the full barrier. */
-template <class S>
-static __device__ __forceinline__ void produce_tiles(given_forward_shared<S> &sm,
-                                                     const given_forward_maps &maps)
-{
-    constexpr unsigned key_bytes = S::dim * S::keys * 2, value_bytes = S::columns * S::keys * 2;
-    const bool first = threadIdx.x % 32 == 0;
-    unsigned count = 0, tails = 0;
-    for_each_task(sm, [&](const row_block &block, int column) {
-        for (int j = block.first; j < block.last; j += S::keys, count++) {
-            const unsigned stage = count % S::value_stages;
-            const int64_t token = block.s.k0 + j;
-            const bool full_tile = block.last - j >= S::keys;
-            if (first) {
-                uint64_t *full = ring_acquire(sm.key_ring, count, key_bytes);
-                load_tile<S::dim, S::keys>(sm.keys[count % S::key_stages], maps.k, full, (int)token,
-                                           (int)block.h_kv, (int)block.s.b);
-                if (full_tile) {
-                    full = ring_acquire(sm.value_ring, count, value_bytes);
-                } else {
-                    barrier_wait(&sm.value_ring.empty[stage], count / S::value_stages % 2 ^ 1);
-                    barrier_expect(full = &sm.tail, value_bytes);
-                }
-                load_tile<S::columns, S::keys>(sm.values[stage], maps.v, full, (int)token, (int)block.h_kv,
-                                               (int)block.s.b, column);
-            }
-            if (!full_tile) {
-                __syncwarp();
-                barrier_wait(&sm.tail, tails++ % 2);
-                clear_tail<S::columns, S::keys>(sm.values[stage], block.last - j);
-                fence_async_proxy();
-                __syncwarp();
-                if (first) barrier_arrive(&sm.value_ring.full[stage]);
-            }
-            __syncwarp();
-        }
-    });
-}
-
-/* The producer warp of decays: fills the relative_decay of each tile of keys, and each lane arrives at the
- * full barrier of its stage. */
-template <class S>
-static __device__ __forceinline__ void produce_decay(given_forward_shared<S> &sm, const loam_args &a)
-{
-    unsigned count = 0;
-    for_each_task(sm, [&](const row_block &block, int) {
-        const local_decay_pair *const sums = decay_sums(a, block.s, block.h);
-        for (int j = block.first; j < block.last; j += S::keys, count++) {
-            const relative_decay_keys<S::keys> keys(sums, j, block.last);
-            const unsigned stage = count % S::key_stages;
-            barrier_wait(&sm.key_ring.empty[stage], count / S::key_stages % 2 ^ 1);
-            keys.store(sm.decay[stage]);
-            barrier_arrive(&sm.key_ring.full[stage]);
-        }
-    });
-}
 
 /* ------------------------------------------------------------------ sums */
 
@@ -222,6 +25,8 @@ template <class S> struct forward_consumer {
     const T *query, *probe;
     float scale2;
     int unmasked_begin, unmasked_end; /* all rows of the warpgroup see all keys between */
+    bool folds;
+    unsigned turns_begin, turns; /* tiles that both warpgroups have, and how many they are */
     /* Where scores decay: G of the sequence's keys, and of the two rows. */
     const local_decay_pair *decay_keys;
     local_decay_pair decay_rows[2];
@@ -241,6 +46,25 @@ template <class S> struct forward_consumer {
         return sm.values[warp_uniform(count % S::value_stages)];
     }
 };
+
+/* The warpgroups take turns to issue products: those of one run while the other computes weights. Left alone
+ * they fall into step, and the tensor cores wait for both. Turns are those of tiles that both have, so that
+ * neither waits for the other in vain. */
+enum { TURN_BARRIER = 3 }; /* and the next */
+
+template <class S>
+static __device__ __forceinline__ void take_turn(const forward_consumer<S> &wg, unsigned count)
+{
+    if (S::turns && count - wg.turns_begin < wg.turns)
+        named_barrier_sync<2 * THREADS>(TURN_BARRIER + threadIdx.x / THREADS);
+}
+
+template <class S>
+static __device__ __forceinline__ void give_turn(const forward_consumer<S> &wg, unsigned count)
+{
+    if (S::turns && count - wg.turns_begin < wg.turns)
+        named_barrier_arrive<2 * THREADS>(TURN_BARRIER + 1 - threadIdx.x / THREADS);
+}
 
 /* Issues the products s = q . k of a tile and commits them; more products may follow without a
  * wgmma_fence. */
@@ -302,9 +126,11 @@ static __device__ __forceinline__ void sweep_keys(const forward_consumer<S> &wg,
     for (; count + 1 != end; count++) {
         ring_wait(wg.sm.key_ring, count + 1);
         ring_wait(wg.sm.value_ring, count);
+        take_turn(wg, count);
         issue_scores<S::dim>(wg.query, s, wg.keys(count + 1));
         more_weights<S::columns>(wg.acc.o, w.part[0], wg.values(count));
         wgmma_commit();
+        give_turn(wg, count);
         wgmma_wait<1>();
         wgmma_results(s);
         decayed_scores(wg, s, j += S::keys, count + 1, offset);
@@ -318,6 +144,69 @@ static __device__ __forceinline__ void sweep_keys(const forward_consumer<S> &wg,
     }
 }
 
+/* The same with two tiles of scores, where there are registers for them: beside o += w v of a tile, the
+ * products q . k of the next but one are asked for, so that weights wait for no products. One step: s becomes
+ * weights w of tile `count`, and `next` the products of the tile after. */
+template <class S, bool FIRST, bool LAST, int BLOCKS>
+static __device__ __forceinline__ void step_ahead(const forward_consumer<S> &wg, float (&s)[BLOCKS][4],
+                                                  float (&next)[BLOCKS][4],
+                                                  weights_operand<1, BLOCKS / 2, typename S::type> &w, int j,
+                                                  unsigned count)
+{
+    float rescale[2], offset[2];
+    if (!LAST) ring_wait(wg.sm.key_ring, count + 1);
+    if (!FIRST) ring_wait(wg.sm.value_ring, count - 1);
+    wgmma_fence();
+    if (!FIRST) more_weights<S::columns>(wg.acc.o, w.part[0], wg.values(count - 1));
+    if (!LAST) more_rows<S::dim>(next, wg.query, wg.keys(count + 1), false);
+    wgmma_commit();
+    decayed_scores(wg, s, j, count, offset);
+    ring_release(wg.sm.key_ring, count);
+    const bool moves = softmax_tile(wg, s, j, rescale, offset);
+    wgmma_wait<0>();
+    if (!LAST) wgmma_results(next);
+    if (!FIRST) {
+        wgmma_results(wg.acc.o);
+        ring_release(wg.sm.value_ring, count - 1);
+        if (moves) rescale_sums(wg.acc, rescale);
+    }
+    split_weights(w, s);
+}
+
+template <class S, int BLOCKS>
+static __device__ __forceinline__ void sweep_ahead(const forward_consumer<S> &wg, float (&s)[2][BLOCKS][4],
+                                                   bool ready,
+                                                   weights_operand<1, BLOCKS / 2, typename S::type> &w, int j,
+                                                   unsigned count, unsigned end)
+{
+    if (!ready) {
+        ring_wait(wg.sm.key_ring, count);
+        issue_scores<S::dim>(wg.query, s[0], wg.keys(count));
+        wgmma_wait<0>();
+        wgmma_results(s[0]);
+    }
+    if (count + 1 == end) {
+        step_ahead<S, true, true>(wg, s[0], s[1], w, j, count);
+        return;
+    }
+    step_ahead<S, true, false>(wg, s[0], s[1], w, j, count);
+#pragma unroll 1
+    for (;;) {
+        count++, j += S::keys;
+        if (count + 1 == end) {
+            step_ahead<S, false, true>(wg, s[1], s[0], w, j, count);
+            break;
+        }
+        step_ahead<S, false, false>(wg, s[1], s[0], w, j, count);
+        count++, j += S::keys;
+        if (count + 1 == end) {
+            step_ahead<S, false, true>(wg, s[0], s[1], w, j, count);
+            break;
+        }
+        step_ahead<S, false, false>(wg, s[0], s[1], w, j, count);
+    }
+}
+
 /* The product o += w v of the last tile. */
 template <class S, int STEPS>
 static __device__ __forceinline__ void finish_keys(const forward_consumer<S> &wg,
@@ -325,8 +214,10 @@ static __device__ __forceinline__ void finish_keys(const forward_consumer<S> &wg
                                                    unsigned last)
 {
     ring_wait(wg.sm.value_ring, last);
+    take_turn(wg, last);
     multiply_weights<S::columns>(wg.acc.o, w.part[0], wg.values(last));
     wgmma_commit();
+    give_turn(wg, last);
     wgmma_wait<0>();
     wgmma_results(wg.acc.o);
     ring_release(wg.sm.value_ring, last);
@@ -342,9 +233,11 @@ static __device__ __forceinline__ void finish_keys(const forward_consumer<S> &wg
 {
     ring_wait(wg.sm.key_ring, last + 1);
     ring_wait(wg.sm.value_ring, last);
+    take_turn(wg, last);
     issue_scores<S::dim>(query, s, wg.keys(last + 1));
     more_weights<S::columns>(wg.acc.o, w.part[0], wg.values(last));
     wgmma_commit();
+    give_turn(wg, last);
     wgmma_wait<0>();
     wgmma_results(s);
     wgmma_results(wg.acc.o);
@@ -357,14 +250,17 @@ template <class S>
 static __device__ __forceinline__ void sweep_probed(const forward_consumer<S> &wg, int j, unsigned count,
                                                     unsigned end)
 {
+    const unsigned first = count;
 #pragma unroll 1
     for (; count != end; count++, j += S::keys) {
         float s[S::keys / 8][4], t[S::keys / 8][4], rescale[2], offset[2];
         weights_operand<1, S::keys / 16, typename S::type> w, u;
         ring_wait(wg.sm.key_ring, count);
+        if (count == first) take_turn(wg, count);
         issue_scores<S::dim>(wg.query, s, wg.keys(count));
         more_rows<S::dim>(t, wg.probe, wg.keys(count), false);
         wgmma_commit();
+        give_turn(wg, count);
         wgmma_wait<1>();
         wgmma_results(s);
         decayed_scores(wg, s, j, count, offset);
@@ -376,9 +272,12 @@ static __device__ __forceinline__ void sweep_probed(const forward_consumer<S> &w
         probe_weights(wg.acc, t, s, rescale);
         if (moves) recentre_sums(wg.acc, wg.state(), t, s, rescale);
         split_weights(w, s);
-        if constexpr (given_forward_sums<S>::folded) fold_weights(wg.acc, wg.state(), t);
+        if constexpr (given_forward_sums<S>::folded) {
+            if (wg.folds) fold_weights(wg.acc, wg.state(), t);
+        }
         split_weights(u, t);
         ring_wait(wg.sm.value_ring, count);
+        if (count + 1 != end) take_turn(wg, count + 1);
         multiply_weights<S::columns>(wg.acc.o, w.part[0], wg.values(count));
         more_weights<S::columns>(wg.acc.b, u.part[0], wg.values(count));
         wgmma_commit();
@@ -477,7 +376,26 @@ static __device__ __forceinline__ void put_numbers(uint16_t *to, const uint4 &ou
         if (s < left) to[s] = (uint16_t)(pairs[s / 2] >> s % 2 * 16);
 }
 
-/* The 16 rows of a warp from the tile of outputs to o, from column `column` on. */
+/* The 16 rows of a warp from the tile of outputs to o, from column `column` on, as boxes. Rows beyond a
+ * sequence of its own are beyond the tensor. */
+template <class S>
+static __device__ __forceinline__ void store_outputs(const typename S::type *tile,
+                                                     const given_forward_maps &maps, const row_block &block,
+                                                     int dim_v, int column)
+{
+    if (threadIdx.x % 32 != 0) return;
+    const int at = threadIdx.x / 32 * 16;
+    tile += at % ROWS * TILE_SIDE;
+#pragma unroll
+    for (int n = 0; n < S::columns; n += TILE_SIDE) {
+        if (column + n < dim_v)
+            store_box(&maps.o, tile + n * ROWS, column + n, (int)(block.s.q0 + block.i0) + at, (int)block.h,
+                      (int)block.s.b);
+    }
+    store_commit();
+}
+
+/* The same by the lanes. */
 template <class S>
 static __device__ __forceinline__ void put_outputs(const typename S::type *tile, const loam_problem &p,
                                                    const loam_args &a, const row_block &block, int column)
@@ -503,15 +421,31 @@ static __device__ __forceinline__ void put_outputs(const typename S::type *tile,
     }
 }
 
+/* The pair of rows whose state it is. */
+static __device__ __forceinline__ row_pair row_pair_again(const row_state &state, const row_block &block)
+{
+    row_pair r;
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        r.at[e] = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * e;
+        r.real[e] = r.at[e] < block.rows;
+        r.lo[e] = state.lo[e], r.hi[e] = state.hi[e];
+        r.position[e] = 0;
+    }
+    return r;
+}
+
 template <class S>
 static __device__ __forceinline__ void epilogue(given_forward_sums<S> &sums, given_forward_shared<S> &sm,
                                                 const loam_problem &p, const loam_args &a,
-                                                const local_saved &saved, const row_block &block, int column,
-                                                unsigned stage)
+                                                const local_saved &saved, const given_forward_maps &maps,
+                                                given_task<S> &task, unsigned stage)
 {
-    const int w = threadIdx.x / THREADS;
+    const row_block &block = task.block;
+    const int column = task.column;
+    const int w = threadIdx.x / THREADS, left = block.rows - (int)threadIdx.x / 32 * 16;
     const row_state &state = sm.state[threadIdx.x];
-    const row_pair r = row_pair_of(p, block);
+    const row_pair r = row_pair_again(state, block);
     given_row g[2];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
@@ -526,10 +460,30 @@ static __device__ __forceinline__ void epilogue(given_forward_sums<S> &sums, giv
         }
     }
     finish_sums(sums, state, g);
+    if constexpr (given_forward_sums<S>::folded) {
+        if (!task.folds && __any_sync(0xffffffffu, !all_finite(sums.b))) {
+            task.overflows = true;
+            return;
+        }
+    }
     if (a.saved) save_sums(sums, p, saved, block, r, column);
     put_output_tile(sums, sm.query[w][stage], r);
+    fence_async_proxy();
     __syncwarp();
-    put_outputs<S>(sm.query[w][stage], p, a, block, column);
+    if (left <= 0) return;
+    if (maps.stores_boxes && (left >= 16 || !sequence_packed(&p)))
+        store_outputs<S>(sm.query[w][stage], maps, block, (int)p.dim_v, column);
+    else
+        put_outputs<S>(sm.query[w][stage], p, a, block, column);
+}
+
+/* Releases the queries of block number `count`, in whose place outputs were. */
+template <class S>
+static __device__ __forceinline__ void release_rows(given_forward_shared<S> &sm, int w, unsigned count)
+{
+    if (threadIdx.x % 32 == 0) store_wait<0>();
+    fence_async_proxy();
+    ring_release(sm.row_ring[w], count);
 }
 
 /* ------------------------------------------------------------------ the kernel */
@@ -547,7 +501,7 @@ static __device__ __forceinline__ void row_state_begin(row_state &state, const l
 
 /* What a warpgroup knows between its blocks. ready: s are the products q . k of the next one's first tile. */
 template <class S> struct forward_position {
-    float s[S::keys / 8][4];
+    float s[S::ahead ? 2 : 1][S::keys / 8][4];
     bool ready;
     unsigned row_count, count; /* blocks and tiles so far */
 };
@@ -575,6 +529,8 @@ static __device__ __forceinline__ void sweep_rows(given_forward_shared<S> &sm, g
     const tile_range range = task.range[w];
     const unsigned begin = at.count + range.begin, end = at.count + range.end,
                    stage = warp_uniform(at.row_count % S::row_stages);
+    const tile_range other = task.range[S::consumers - 1 - w];
+    const int turns_begin = max(range.begin, other.begin), turns_end = min(range.end, other.end);
     skip_tiles(sm.key_ring, sm.value_ring, at.count, begin);
     at.count += range.tiles;
     if (begin != end) {
@@ -585,6 +541,9 @@ static __device__ __forceinline__ void sweep_rows(given_forward_shared<S> &sm, g
                                    scale2,
                                    range.unmasked_begin,
                                    range.unmasked_end,
+                                   task.folds,
+                                   at.count - range.tiles + turns_begin,
+                                   (unsigned)max(turns_end - turns_begin, 0),
                                    NULL,
                                    {} };
         if constexpr (S::decayed) {
@@ -597,11 +556,14 @@ static __device__ __forceinline__ void sweep_rows(given_forward_shared<S> &sm, g
             sweep_probed(wg, j, begin, end);
         } else {
             weights_operand<1, S::keys / 16, typename S::type> weights;
-            sweep_keys(wg, at.s, at.ready, weights, j, begin, end);
+            if constexpr (S::ahead)
+                sweep_ahead(wg, at.s, at.ready, weights, j, begin, end);
+            else
+                sweep_keys(wg, at.s[0], at.ready, weights, j, begin, end);
             at.ready = next_follows(sm, range, w, at.row_count + 1);
             if (at.ready)
                 finish_keys(wg, weights, end - 1,
-                            sm.query[w][warp_uniform((at.row_count + 1) % S::row_stages)], at.s);
+                            sm.query[w][warp_uniform((at.row_count + 1) % S::row_stages)], at.s[0]);
             else
                 finish_keys(wg, weights, end - 1);
         }
@@ -613,28 +575,31 @@ static __device__ __forceinline__ void sweep_rows(given_forward_shared<S> &sm, g
 template <class S>
 static __device__ __forceinline__ void consume_rows(given_forward_shared<S> &sm, const loam_problem &p,
                                                     const loam_args &a, const local_saved &saved,
-                                                    float scale2)
+                                                    const given_forward_maps &maps, float scale2)
 {
     const int w = warp_uniform(threadIdx.x / THREADS);
     forward_position<S> at;
     at.ready = false, at.count = 0;
+    if (w == 1) named_barrier_arrive<2 * THREADS>(TURN_BARRIER);
 #pragma unroll 1
     for (at.row_count = 0;; at.row_count++) {
         const unsigned stage = warp_uniform(at.row_count % S::row_stages);
-        const given_task<S> &task = sm.task[at.row_count % TASKS];
+        given_task<S> &task = sm.task[at.row_count % TASKS];
         ring_wait(sm.task_ring, at.row_count);
         if (task.block.rows == 0) break;
         ring_wait(sm.row_ring[w], at.row_count);
         given_forward_sums<S> sums;
         clear_forward_sums(sums);
         row_state_begin(sm.state[threadIdx.x], p, task.block);
+        if (S::row_stages > 1 && at.row_count > 0) release_rows(sm, w, at.row_count - 1);
         sweep_rows(sm, sums, a, task, w, scale2, at);
         warpgroup_sync(1 + w);
-        epilogue(sums, sm, p, a, saved, task.block, task.column, stage);
-        fence_async_proxy();
-        ring_release(sm.row_ring[w], at.row_count);
+        epilogue(sums, sm, p, a, saved, maps, task, stage);
+        if (S::row_stages == 1) release_rows(sm, w, at.row_count);
         ring_release(sm.task_ring, at.row_count);
     }
+    if (w == 0) named_barrier_sync<2 * THREADS>(TURN_BARRIER);
+    if (S::row_stages > 1 && threadIdx.x % 32 == 0) store_wait<0>();
 }
 
 template <class S>
@@ -645,6 +610,10 @@ __global__ void __launch_bounds__(S::threads, 1)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     given_forward_shared<S> &sm = *(given_forward_shared<S> *)swizzled_memory;
+    if (threadIdx.x == S::consumers * THREADS) {
+        prefetch_map(&maps.q), prefetch_map(&maps.k), prefetch_map(&maps.v);
+        if (S::probed) prefetch_map(&maps.probe);
+    }
     if (threadIdx.x == 0) {
         ring_init(sm.key_ring, S::consumers * THREADS / 32);
         for (int n = 0; n < S::key_stages && S::decayed; n++)
@@ -653,6 +622,8 @@ __global__ void __launch_bounds__(S::threads, 1)
         for (int w = 0; w < S::consumers; w++)
             ring_init(sm.row_ring[w], THREADS / 32);
         ring_init(sm.task_ring, S::consumers * THREADS / 32 + (S::decayed ? 2 : 1));
+        for (int n = 0; n < TASKS; n++)
+            sm.task[n].overflows = false;
         barrier_init(&sm.tail, 1);
         fence_async_proxy();
     }
@@ -668,7 +639,7 @@ __global__ void __launch_bounds__(S::threads, 1)
         }
     } else {
         registers_acquire<232>();
-        consume_rows(sm, p, a, saved, scale2);
+        consume_rows(sm, p, a, saved, maps, scale2);
     }
 }
 
@@ -703,6 +674,9 @@ template <class S> static loam_status launch(const loam_problem *p, const loam_a
     TRY(key_map_make(&maps.k, p, &a->k, p->dim_qk, S::keys, error));
     TRY(key_map_make(&maps.v, p, &a->v, p->dim_v, S::keys, error));
     if (S::probed) TRY(query_map_make(&maps.probe, p, &a->probe, p->dim_qk, ROWS, error));
+    const loam_const_view o = { a->o.data, a->o.batch, a->o.head, a->o.token };
+    maps.stores_boxes = query_map_fits(p, &o) && p->dim_v % 8 == 0; /* they write whole pieces of 16 bytes */
+    if (maps.stores_boxes) TRY(query_map_make(&maps.o, p, &o, p->dim_v, 16, error));
     TRY(cuda_allow_shared((const void *)given_kernel_hopper<S>, shared, error));
     given_kernel_hopper<S>
         <<<(unsigned)(blocks < most ? blocks : most), S::threads, shared, (cudaStream_t)a->stream>>>(

@@ -24,6 +24,9 @@ template <class T, int DIM, bool PROBED, bool DECAYED> struct given_forward {
     static constexpr int value_stages = PROBED && DIM > 128 ? 1 : key_stages;
     /* Tiles of a warpgroup's rows; with two the next ones are copied during a block. */
     static constexpr int row_stages = DIM == 64 || (DIM == 128 && !PROBED) ? 2 : 1;
+    /* Whether there are registers for the scores of two tiles. */
+    static constexpr bool ahead = !PROBED && DIM == 64;
+    static constexpr bool turns = !ahead; /* whether warpgroups take turns to issue products */
     static constexpr int rows = consumers * ROWS;
     static constexpr int threads = (consumers + 1) * THREADS;
 };
@@ -50,8 +53,8 @@ template <class S> constexpr float weight_raise = is_half<typename S::type> ? 7.
 
 /* Sums of a warpgroup's rows, named as in local/cuda/given.cuh: o is A, b is B, tsum is T. m is the running
  * maximum to base 2, that is of scale2 q . k, less weight_raise. omega and tsum are of the thread's columns.
- * With float16, w (t - c) may lie beyond its range: b is then B fold, where the power of two fold[row] <= 1
- * of row_state falls as they grow. */
+ * With float16, w (t - c) may lie beyond its range, which b shows in the end: blocks where it does are done
+ * again, folded. b is then B fold, where the power of two fold[row] <= 1 of row_state falls as they grow. */
 template <class S> struct given_forward_sums {
     static constexpr bool folded = S::probed && is_half<typename S::type>;
     float o[S::columns / TILE_SIDE][8][4];
@@ -196,13 +199,27 @@ static __device__ __forceinline__ void recentre_sums(given_forward_sums<S> &g, c
     }
 }
 
+/* Whether no number of b is infinite or NaN. */
+template <int TILES> static __device__ __forceinline__ bool all_finite(const float (&b)[TILES][8][4])
+{
+    float zero = 0;
+#pragma unroll
+    for (int n = 0; n < TILES * 8; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            zero = fmaf(b[n / 8][n % 8][e], 0.0f, zero);
+    }
+    return zero == 0;
+}
+
 /* Brings t = w (t - c), which becomes a float16 operand, into its range: t becomes t fold, and fold falls
- * where that is too large. Whether it does depends on the row alone; squares find tiles where it may. */
+ * where the operand would be infinite, and only there: rows that need no fold have the same bits whether
+ * their block is folded or not. Squares find tiles where there may be such rows. */
 template <class S, int BLOCKS>
 static __device__ __forceinline__ void fold_weights(given_forward_sums<S> &g, row_state &state,
                                                     float (&t)[BLOCKS][4])
 {
-    constexpr float most = 32768;
+    constexpr float near_most = 32768, most = 65520; /* which rounds to infinity */
     const float fold[2] = { state.fold[0], state.fold[1] };
     float square[4] = { 0, 0, 0, 0 }, factor[2], both[2];
 #pragma unroll
@@ -212,7 +229,7 @@ static __device__ __forceinline__ void fold_weights(given_forward_sums<S> &g, ro
             square[e] = fmaf(t[n][e], t[n][e], square[e]);
     }
     const float sum = square[0] + square[1] + square[2] + square[3];
-    if (!__any_sync(0xffffffffu, fold[0] != 1 || fold[1] != 1 || !(sum < most * most))) return;
+    if (!__any_sync(0xffffffffu, fold[0] != 1 || fold[1] != 1 || !(sum < near_most * near_most))) return;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         float top = 0;
@@ -221,7 +238,7 @@ static __device__ __forceinline__ void fold_weights(given_forward_sums<S> &g, ro
             top = fmaxf(top, fmaxf(fabsf(t[n][2 * row]), fabsf(t[n][2 * row + 1])));
         top = fminf(quad_max(top) * fold[row], FLT_MAX);
         /* The largest becomes 2^10 to 2^11. */
-        factor[row] = top > most ? __uint_as_float((264u << 23) - (__float_as_uint(top) & 0x7f800000u)) : 1;
+        factor[row] = top >= most ? __uint_as_float((264u << 23) - (__float_as_uint(top) & 0x7f800000u)) : 1;
         state.fold[row] = both[row] = fold[row] * factor[row];
     }
     scale_rows(t, both);
