@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
  * Backward of Local Linear Attention on Hopper for float16: y, the solution of the adjoint system (Cov +
- * Lambda) y = drho, of 64 rows at a time, by the launches of backward_rows.cu. Operands are fp16 throughout:
- * keys and values are copies in powers of two of a head (half_copy.cuh), queries, do and directions have those
- * of a row, and weights p (g - gbar) one by Cauchy and Schwarz, for p at most 1. So no operand leaves the
+ * Lambda) y = drho, of 64 rows at a time, by the launches of backward_rows.cu. Operands are fp16: keys and
+ * values are copies in powers of two of a head (half_copy.cuh), queries, do and directions have those of a
+ * row, and weights p (g - gbar) one by Cauchy and Schwarz, for p at most 1. So no operand leaves the
  * range of fp16, and a weight is off by 2^-25 where the largest that there could be is 2^15.
  *
- * One part, where rows see many keys, leaves a residual of about 2^-11. Each block ends with the true residual
- * of its rows; what misses goes to two parts, then to row matrices, then to float64. What follows from y is for
- * query_kernel and key_kernel of cuda/.
+ * One part, where rows see many keys, leaves a residual of about 2^-11. Each block ends with the true
+ * residual of its rows; what misses goes to two parts, then to row matrices, then to float64. What follows
+ * from y is for query_kernel and key_kernel of cuda/.
  */
 #include "src/local/hopper/backward_first.cuh"
 #include "src/local/hopper/backward_plan.cuh"
@@ -251,8 +251,7 @@ static __device__ __forceinline__ void put_rows(const half_rows_system<DIM, DECA
 
 /* As in forward where gradients follow, but that one part is accepted at a larger residual: its error enters
  * the gradients once. SOLVED: by row matrices. */
-template <int PARTS, int DIM, bool SOLVED>
-static __device__ __forceinline__ cg_tolerance half_tolerance()
+template <int PARTS, int DIM, bool SOLVED> static __device__ __forceinline__ cg_tolerance half_tolerance()
 {
     return SOLVED       ? cg_tolerance{ 0, 0, 3.5e-3f, 0, 0, true, 0 }
            : PARTS == 1 ? cg_tolerance{ 6e-3f, 3e-3f, 3e-2f, 8, 0.62f, false, 0 }
@@ -261,8 +260,8 @@ static __device__ __forceinline__ cg_tolerance half_tolerance()
 
 /* Queries of the block by bulk copy, and do in the place of the direction. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void load_block_rows(half_system<DIM, DECAYED> &sys,
-                                                       const rows_launch &all, rows_count &count)
+static __device__ __forceinline__ void load_block_rows(half_system<DIM, DECAYED> &sys, const rows_launch &all,
+                                                       rows_count &count)
 {
     load_block_queries(sys, count.rows++);
     if (threadIdx.x == 0) {
@@ -384,7 +383,7 @@ loam_status local_rows_solved_half_hopper(const loam_problem *p, const loam_args
                                           void *memory, loam_error *error)
 {
     auto *const queue = local_padded_dim(p) == 64 ? p->decay ? launch<64, true> : launch<64, false>
-                        : p->decay                ? launch<128, true>
+                        : p->decay ? launch<128, true>
                                                   : launch<128, false>;
     rows_plan plan, narrow;
     TRY(begin_plan(&plan, p, a, rows, memory, error));
