@@ -16,23 +16,14 @@ loam_status local_cuda_fits(const loam_problem *p, loam_error *error)
 
 #define MAP_WORDS(member, words) words ", "
 
-/* What the kernels for Hopper take of each pass and probe. Their tiles are multiples of 64 channels wide; up
- * to `widest`, channels that the arrays do not have read as 0. */
-typedef struct tile_limits {
-    int64_t widest;
-    bool half; /* float16 too */
-} tile_limits;
-
-/* Scores there are products alone. */
+/* Tiles of the kernels for Hopper are multiples of 64 channels wide; channels that the arrays do not have
+ * read as 0. Scores there are products alone. */
 loam_status local_hopper_fits(const loam_problem *p, loam_error *error)
 {
-    const tile_limits given = { CUDA_MAX_DIM, true }, solved = { 128, p->pass == LOAM_FORWARD },
-                      limits = p->mechanism == LOAM_LLA ? solved : given;
-    REQUIRE(p->dim_qk <= limits.widest && p->dim_v <= limits.widest, error, LOAM_EUNSUPPORTED,
+    const int64_t widest = p->mechanism == LOAM_LLA ? 128 : CUDA_MAX_DIM;
+    REQUIRE(p->dim_qk <= widest && p->dim_v <= widest, error, LOAM_EUNSUPPORTED,
             "dim_qk, dim_v: %lld, %lld, this kernel takes 1 to %lld", (long long)p->dim_qk,
-            (long long)p->dim_v, (long long)limits.widest);
-    REQUIRE(limits.half || p->dtype != LOAM_F16, error, LOAM_EUNSUPPORTED,
-            "dtype: f16, this kernel takes bf16");
+            (long long)p->dim_v, (long long)widest);
     REQUIRE(p->score == LOAM_DOT && !local_mapped(p) && !p->slope && !p->key_bias, error, LOAM_EUNSUPPORTED,
             "score: with %sslopes, a key bias or RBF, this kernel takes dot products alone",
             "" LOCAL_MAPS(MAP_WORDS));

@@ -53,10 +53,8 @@ void kernel_take_path(spec *s)
     s->window = s->slope = s->key_bias = s->sink = 0;
 }
 
-/* What tiles of the local family take of this pass and probe, as src/local/fits.c has it: the most channels;
- * float16. */
+/* The most channels that tiles of the local family take, as src/local/fits.c has it. */
 static int64_t most_channels(const spec *s) { return s->mechanism != LOAM_LLA ? 256 : 128; }
-static int takes_half(const spec *s) { return s->mechanism != LOAM_LLA || s->pass != LOAM_BACKWARD; }
 
 /* Any number of channels up to `most`. Bulk copies read rows at multiples of 8 numbers alone: most cases have
  * such rows, by their strides (layout_unit) or by their sizes. */
@@ -71,7 +69,6 @@ static void take_tiled_channels(spec *s)
 {
     const int64_t most = most_channels(s);
     s->dim_qk = any_channels(s, s->dim_qk, most), s->dim_v = any_channels(s, s->dim_v, most);
-    if (!takes_half(s) && s->dtype == LOAM_F16) s->dtype = LOAM_BF16;
 }
 
 /* Channels of a state that the tiled recurrences take. */

@@ -62,9 +62,10 @@ local_rows_fn local_row_sums_cuda;
 /* The two passes. Over rows: y, records and dq. Over keys: dk and dv. */
 local_adjoint_fn local_rows_cuda;
 local_rows_fn local_keys_cuda;
-/* The same on Hopper, for arrays that bulk copies can read: rows of LLA; rows of softmax and Parallax, and
- * the same for float16; keys to 128 channels, the same for float16, and keys to 256. */
-local_adjoint_fn local_rows_solved_hopper;
+/* The same on Hopper, for arrays that bulk copies can read: rows of LLA, and the same for float16; rows of
+ * softmax and Parallax, and the same for float16; keys to 128 channels, of softmax and Parallax the same for
+ * float16, and keys to 256. */
+local_adjoint_fn local_rows_solved_hopper, local_rows_solved_half_hopper;
 local_rows_fn local_rows_given_hopper, local_rows_given_half_hopper;
 local_adjoint_fn local_keys_hopper;
 local_rows_fn local_keys_half_hopper, local_keys_shared_hopper;

@@ -8,16 +8,17 @@
 #include "src/local/cuda/launch.cuh"
 #include "src/local/cuda/solve_work.cuh"
 
-/* Loads the thread's elements of its two rows from an array [rows][dim_qk]; 0 beyond the sequence. */
-template <int DIM>
+/* Loads the thread's elements of its two rows from an array [rows][dim_qk], less shift(c) of channel c; 0
+ * beyond the sequence. */
+template <int DIM, class SHIFT>
 static __device__ __forceinline__ void load_vector(const lane_vector &to, const float *from,
                                                    const loam_problem &p, const row_block &x,
-                                                   const row_pair &r)
+                                                   const row_pair &r, SHIFT shift)
 {
     for (int n = 0; n < DIM / 2; n++) {
         const int row = n / 2 % 2, c = column_of(n / 4, n % 4);
         const int64_t at = local_row(&p, &x.s, x.h, x.i0 + r.at[row]) * p.dim_qk + c;
-        to.put(n, r.real[row] && c < p.dim_qk ? from[at] : 0);
+        to.put(n, r.real[row] && c < p.dim_qk ? from[at] - shift(c) : 0);
     }
 }
 
@@ -61,7 +62,8 @@ static __device__ void adjoint_block(solve_shared<WIDE, DIM> &sm, const loam_pro
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const int64_t at = local_row(&p, &x.s, x.h, x.i0 + r.at[row]);
-        sys.lse[row] = r.real[row] ? ((const float *)saved.lse)[at] : -INFINITY;
+        const float dropped = WIDE && local_saves_raw(&p) ? sc.scale * constant[row] : 0;
+        sys.lse[row] = r.real[row] ? ((const float *)saved.lse)[at] - dropped : -INFINITY;
         unit[row] = r.real[row] ? arrays.record[at].unit : 0;
         variance[row] = r.real[row] ? arrays.record[at].trace : 0;
     }
@@ -71,8 +73,9 @@ static __device__ void adjoint_block(solve_shared<WIDE, DIM> &sm, const loam_pro
         wanted[row] = r.lo[row] < r.hi[row] && variance[row] < INFINITY &&
                       ridge.least[row] > BLOCK_LEAST_RIDGE * variance[row];
     }
-    load_vector<DIM>(sys.vector(VECTOR_KBAR), (const float *)saved.kbar, p, x, r);
-    load_vector<DIM>(sys.vector(VECTOR_B), arrays.y, p, x, r);
+    load_vector<DIM>(sys.vector(VECTOR_KBAR), (const float *)saved.kbar, p, x, r,
+                     [&](int c) { return saved_shift<WIDE>(p, sm.ring.origin, c); });
+    load_vector<DIM>(sys.vector(VECTOR_B), arrays.y, p, x, r, [](int) { return 0.0f; });
     cg_rows k;
     solve_rows(sys, k, wanted);
     apply(sys, sys.vector(VECTOR_X), sys.vector(VECTOR_IMAGE), true);

@@ -126,9 +126,10 @@ static __device__ __forceinline__ float given_gradient(const float (&f)[BLOCKS][
 }
 
 /* A solved probe: writes drho for the solve; returns the thread's part of |kbar|^2. */
-template <int BLOCKS>
+template <bool WIDE, int BLOCKS>
 static __device__ __forceinline__ float solved_gradient(const float (&f)[BLOCKS][4], int row, float total,
-                                                        const loam_problem &p, const float *kbar, float *drho)
+                                                        const float *origin, const loam_problem &p,
+                                                        const float *kbar, float *drho)
 {
     float kbar2 = 0;
 #pragma unroll
@@ -137,8 +138,9 @@ static __device__ __forceinline__ float solved_gradient(const float (&f)[BLOCKS]
         for (int s = 0; s < 2; s++) {
             const int c = column_of(n, s);
             if (c < p.dim_qk) {
-                kbar2 += kbar[c] * kbar[c];
-                drho[c] = total * kbar[c] - f[n][2 * row + s];
+                const float mean = kbar[c] - saved_shift<WIDE>(p, origin, c);
+                kbar2 += mean * mean;
+                drho[c] = total * mean - f[n][2 * row + s];
             }
         }
     }
@@ -169,8 +171,8 @@ static __device__ __forceinline__ void put_probe_row(const float (&f)[BLOCKS][4]
     const float excess = WIDE ? 0 : sum.total[row];
     float part = 0;
     if (r.real[row] && solved) {
-        part = solved_gradient(f, row, sum.total[row], p, (const float *)saved.kbar + at * p.dim_qk,
-                               arrays.y + at * p.dim_qk);
+        part = solved_gradient<WIDE>(f, row, sum.total[row], origin, p,
+                                     (const float *)saved.kbar + at * p.dim_qk, arrays.y + at * p.dim_qk);
     } else if (r.real[row]) {
         part = given_gradient(f, row, excess, origin, p, a, x, i);
     }

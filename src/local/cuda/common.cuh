@@ -37,12 +37,20 @@ template <bool WIDE, int DIM> struct shape {
 
 LOAM_INLINE bool local_wide(const loam_problem *p) { return p->dtype != LOAM_BF16 || p->score == LOAM_RBF; }
 
-/* Do wide tiles save lse and the products of the probe as if keys were not relative to the origin? Those of
- * Hopper do; a forward there may be followed by a backward here, or the other way round: the arrays decide
- * which of them falls back on these kernels. */
+/* Do wide tiles save lse, kbar and the products of the probe as if keys were not relative to the origin?
+ * Those of Hopper do; a forward there may be followed by a backward here, or the other way round: the arrays
+ * decide which of them falls back on these kernels. */
 LOAM_INLINE bool local_saves_raw(const loam_problem *p)
 {
-    return p->dtype == LOAM_F16 && p->score == LOAM_DOT && p->mechanism != LOAM_LLA && !local_mapped(p);
+    return p->dtype == LOAM_F16 && p->score == LOAM_DOT && !local_mapped(p) &&
+           (p->mechanism != LOAM_LLA || p->ridge_unit != LOAM_RIDGE_TRACE);
+}
+
+/* Channel c of what kbar then has more than kbar of keys relative to the origin. */
+template <bool WIDE>
+static __device__ __forceinline__ float saved_shift(const loam_problem &p, const float *origin, int c)
+{
+    return WIDE && local_saves_raw(&p) ? origin[c] : 0;
 }
 
 LOAM_INLINE int local_padded_dim(const loam_problem *p)

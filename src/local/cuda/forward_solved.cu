@@ -184,7 +184,10 @@ static __device__ __forceinline__ void put_output(const row_systems<WIDE, DIM> &
     }
     if (a.saved) {
         store_pair(saved.rho, LOAM_F32, saved_row * p.dim_qk, c, p.dim_qk, rho[0], rho[1]);
-        store_pair(saved.kbar, LOAM_F32, saved_row * p.dim_qk, c, p.dim_qk, kbar.get(at), kbar.get(at + 1));
+        const float *const origin = sys.sm.ring.origin;
+        store_pair(saved.kbar, LOAM_F32, saved_row * p.dim_qk, c, p.dim_qk,
+                   kbar.get(at) + saved_shift<WIDE>(p, origin, c),
+                   kbar.get(at + 1) + saved_shift<WIDE>(p, origin, c + 1));
         store_pair(saved.vbar, LOAM_F32, saved_row * p.dim_v, c, p.dim_v, vbar.get(at), vbar.get(at + 1));
     }
 }
@@ -281,11 +284,12 @@ static __device__ void solved_block(solve_shared<WIDE, DIM> &sm, const loam_prob
             work.hard[atomicAdd(work.hard_count, 1ull)] = hard;
         }
         put_info(a, x, i, info);
-        if (a.lse.data) {
-            ((float *)a.lse.data)[LOCAL_AT(a.lse, x.s.b, x.h, x.s.q0 + i)] =
-                sys.lse[row] + (sc.mapped ? 0 : sc.scale * constant[row]);
+        const float lse = sys.lse[row] + (sc.mapped ? 0 : sc.scale * constant[row]);
+        if (a.lse.data) ((float *)a.lse.data)[LOCAL_AT(a.lse, x.s.b, x.h, x.s.q0 + i)] = lse;
+        if (a.saved) {
+            ((float *)saved.lse)[local_row(&p, &x.s, x.h, i)] =
+                WIDE && local_saves_raw(&p) ? lse : sys.lse[row];
         }
-        if (a.saved) ((float *)saved.lse)[local_row(&p, &x.s, x.h, i)] = sys.lse[row];
     }
 }
 

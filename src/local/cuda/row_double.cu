@@ -415,6 +415,12 @@ static __device__ lines64 sweep64(row_double_shared &sm, const loam_problem &p, 
     return out;
 }
 
+/* Are lse and kbar saved of keys relative to the origin? */
+static __device__ __forceinline__ bool saves_relative(const loam_problem &p)
+{
+    return local_wide(&p) && !local_saves_raw(&p);
+}
+
 static __device__ row_double_at begin_row(row_double_shared &sm, const loam_problem &p, const loam_args &a,
                                           const hard_row &hard)
 {
@@ -437,7 +443,7 @@ static __device__ row_double_at begin_row(row_double_shared &sm, const loam_prob
     }
     r.constant = block_sum(sm, constant);
     /* Scores are complete here; saved.lse must lack the constant that the other kernels leave out. */
-    r.dropped = local_wide(&p) && !r.sc.mapped ? p.scale * r.constant : 0;
+    r.dropped = saves_relative(p) && !r.sc.mapped ? p.scale * r.constant : 0;
     return r;
 }
 
@@ -456,7 +462,7 @@ static __device__ void put_row_double(row_double_shared &sm, const loam_problem 
         if (a.saved) {
             ((float *)saved.rho)[line * p.dim_qk + c] = (float)sm.rho[c];
             ((float *)saved.kbar)[line * p.dim_qk + c] = (float)(sm.kbar[c] +
-                                                                 (local_wide(&p) ? 0 : sm.origin[c]));
+                                                                 (saves_relative(p) ? 0 : sm.origin[c]));
         }
     }
     if (c == 0) {
@@ -637,11 +643,12 @@ static __global__ void __launch_bounds__(ROW64_THREADS)
         put_empty(p, a, saved, x, x.i0 + row.at);
 }
 
-/* As many thread blocks as an H200 holds at once, or one for each row where these are fewer. */
+/* As many thread blocks as an H200 holds at once, or one for each row where these are fewer; packed sequences
+ * may have none. */
 static int64_t all64_blocks(const loam_problem *p)
 {
     const int64_t rows = local_rows(p), most = (few_channels(p) ? 2 : 1) * ROW64_BLOCKS;
-    return rows < most ? rows : most;
+    return rows < 1 ? 1 : rows < most ? rows : most;
 }
 
 static solve_work all64_carve(const loam_problem *p, arena *pool)

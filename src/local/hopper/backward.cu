@@ -17,7 +17,9 @@ static row_arrays row_arrays_carve(const loam_problem *p, arena *pool)
 {
     row_arrays rows = local_row_arrays_carve(p, pool);
     if (p->dtype == LOAM_F16)
-        rows.state = (int32_t *)arena_take(pool, (size_t)key_falls(*p), sizeof(int32_t));
+        rows.state = p->mechanism == LOAM_LLA
+                         ? NULL
+                         : (int32_t *)arena_take(pool, (size_t)key_falls(*p), sizeof(int32_t));
     return rows;
 }
 
@@ -48,13 +50,16 @@ loam_status local_backward_hopper(const loam_problem *p, const loam_args *a, loa
     arena pool = { (char *)a->work, 0 };
     const row_arrays rows = row_arrays_carve(p, &pool);
     void *const memory = (char *)a->work + pool.used;
-    if (f16) TRY(clear_falls(p, a, &rows, error));
-    TRY(p->mechanism == LOAM_LLA ? local_rows_solved_hopper(p, a, &rows, memory, error)
-        : f16                    ? local_rows_given_half_hopper(p, a, &rows, error)
-                                 : local_rows_given_hopper(p, a, &rows, error));
-    TRY(wide  ? local_keys_shared_hopper(p, a, &rows, error)
-        : f16 ? local_keys_half_hopper(p, a, &rows, error)
-              : local_keys_hopper(p, a, &rows, memory, error));
+    const bool solved = p->mechanism == LOAM_LLA;
+    if (f16 && !solved) TRY(clear_falls(p, a, &rows, error));
+    TRY(solved && f16 ? local_rows_solved_half_hopper(p, a, &rows, memory, error)
+        : solved      ? local_rows_solved_hopper(p, a, &rows, memory, error)
+        : f16         ? local_rows_given_half_hopper(p, a, &rows, error)
+                      : local_rows_given_hopper(p, a, &rows, error));
+    TRY(solved && f16 ? local_keys_cuda(p, a, &rows, error)
+        : wide        ? local_keys_shared_hopper(p, a, &rows, error)
+        : f16         ? local_keys_half_hopper(p, a, &rows, error)
+                      : local_keys_hopper(p, a, &rows, memory, error));
     TRY(local_row_sums_cuda(p, a, &rows, error));
     return loam_succeed(error);
 }

@@ -40,13 +40,6 @@ template <int TILES> struct resident_rows {
     }
 };
 
-/* What the rows have before the solve. lse2: to base 2; grad: the units of do in fp16; b_unit: of drho as
- * right side. */
-struct adjoint_rows {
-    float lse2[2], largest[2], grad[2], b_unit[2], rest[2];
-    int peak[2];
-};
-
 /* Scores become p times its power of two, from the lse that forward saved. */
 template <int TILES>
 static __device__ __forceinline__ void weigh_saved(resident_system<TILES> &sys, const rows_launch &all,
@@ -135,7 +128,7 @@ static __device__ __forceinline__ void adjoint_right_side(float (&b)[FRAGMENTS][
     load_fragments<TILE_SIDE>(grad.part[0], sys.sm.rows, sys.r);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        exponent[row] = product_exponent(rows.largest[row] * 2 * norm[row] * VALUE_NORM);
+        exponent[row] = product_exponent(rows.largest[row] * 2 * norm[row] * value_norm<TILE_SIDE>);
         factor[row] = power_of_two(exponent[row] - sys.weight_log2[row]);
     }
     clear(b);

@@ -12,94 +12,16 @@
  * and t. The adjoint solve of blocks that plain steps would take too long for is that of heavy_solve.cu,
  * before a launch that goes on from y: with 64 dimensions in fp16 (backward_solved.cu), with 128, which leave
  * no registers for that sweep, in two bf16 parts. Blocks with rows for float64 are left to query_kernel.
- * Blocks with 64 dimensions and very few keys are those of backward_resident.cu.
+ * Blocks with 64 dimensions and very few keys are those of backward_resident.cu, and all of float16 those of
+ * backward_half.cu.
  */
 #include "src/local/cuda/solve_work.cuh"
-#include "src/local/hopper/backward_pairs.cuh"
+#include "src/local/hopper/backward_first.cuh"
+#include "src/local/hopper/backward_plan.cuh"
 #include "src/local/hopper/backward_resident.cuh"
 #include "src/local/hopper/maps.cuh"
 
 /* ------------------------------------------------------------------ first sweep */
-
-/* Finds the highest score of each row, and its first key, in the tile that begins at key j. */
-template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void find_peak(rows_sums &sum, const float (&products)[8][4],
-                                                 const pairs_system<DIM, DECAYED> &sys, int j)
-{
-    float s[8][4];
-    memcpy(s, products, sizeof s);
-    add_decay(s, sys, j);
-#pragma unroll
-    for (int n = 0; n < 8; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const int row = e / 2, at = j + column_of(n, e);
-            const float score = DECAYED ? s[n][e] : s[n][e] * sys.scale2[row];
-            if (sys.seen(row, at) && score > sum.best[row]) sum.best[row] = score, sum.peak[row] = at;
-        }
-    }
-}
-
-/* Combines the four lanes of a row. The peak is the first key with the highest score; -1 where none is
- * seen. */
-static __device__ __forceinline__ void finish_peak(rows_sums &sum)
-{
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-#pragma unroll
-        for (int step = 1; step < 4; step *= 2) {
-            const float best = __shfl_xor_sync(0xffffffffu, sum.best[row], step);
-            const int peak = __shfl_xor_sync(0xffffffffu, sum.peak[row], step);
-            if (best > sum.best[row] || (best == sum.best[row] && peak < sum.peak[row]))
-                sum.best[row] = best, sum.peak[row] = peak;
-        }
-        sum.peak[row] = sum.best[row] > -INFINITY ? sum.peak[row] : -1;
-    }
-}
-
-/* The first sweep: f = sum p (g - gbar) k of the thread's rows, and sum.rest. do lies where the direction
- * will be. */
-template <int PARTS, int DIM, bool DECAYED>
-static __device__ __forceinline__ void probe_gradient_sweep(float (&f)[DIM / TILE_SIDE][8][4],
-                                                            const rows_system<DIM, DECAYED> &rs,
-                                                            rows_sums &sum, bool peak)
-{
-    const pairs_system<DIM, DECAYED> &sys = rs.sys;
-    float s[8][4], g[8][4], total[2] = { 0, 0 };
-    weights_operand<PARTS> w;
-    sum.best[0] = sum.best[1] = -INFINITY;
-    sum.peak[0] = sum.peak[1] = INT32_MAX;
-    clear_sums<DIM>(f);
-    stream_pipelined<DIM, true, PARTS == 1, true>(
-        sys.ring(), rs.count.ring, sys.maps, sys.block,
-        [&](const auto &t) {
-            multiply_rows<DIM>(s, sys.sm.query, t.keys, false);
-            more_rows<DIM>(g, sys.sm.direction[0], t.values, false);
-        },
-        [&](const auto &t) {
-            wgmma_results(s);
-            wgmma_results(g);
-            if (peak) find_peak(sum, s, sys, t.j);
-            score_weights(s, sys, t.j);
-#pragma unroll
-            for (int n = 0; n < 8; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    g[n][e] = s[n][e] * (g[n][e] - sum.gbar[e / 2]);
-        },
-        [&]() {
-            wgmma_results(f);
-            split_weights(w, g);
-            add_weights(total, w);
-        },
-        [&](const auto &t) {
-            multiply_weights<DIM>(f, w.part[0], t.keys);
-            if (PARTS == 2) more_weights<DIM>(f, w.part[PARTS - 1], t.keys);
-        });
-    wgmma_results(f);
-    finish_peak(sum);
-    sum.rest[0] = quad_sum(total[0]), sum.rest[1] = quad_sum(total[1]);
-}
 
 /* drho = -sum p (g - gbar) kappa, scaled to about 1, becomes b of the solve; x = 0. */
 template <int DIM, bool DECAYED>
@@ -449,16 +371,6 @@ static loam_status launch_pass(const loam_problem *p, const loam_args *a, const 
                        plan->copy, plan->heavy);
 }
 
-/* The plan with maps of the copies in fp16. */
-static loam_status narrow_plan(const loam_problem *p, const rows_plan *plan, rows_plan *narrow,
-                               loam_error *error)
-{
-    *narrow = *plan;
-    const int dim = local_padded_dim(p);
-    TRY(key_map_make(&narrow->maps.all.k, p, &plan->copy.keys, dim, TILE_SIDE, error));
-    return key_map_make(&narrow->maps.all.v, p, &plan->copy.values, dim, TILE_SIDE, error);
-}
-
 /* The listed blocks; then the adjoint solve by row matrices, and what follows from it. */
 template <int DIM, bool DECAYED>
 static loam_status launch_listed(const loam_problem *p, const loam_args *a, const rows_plan *plan,
@@ -477,12 +389,8 @@ static loam_status launch_listed(const loam_problem *p, const loam_args *a, cons
 template <int DIM>
 static loam_status launch(const loam_problem *p, const loam_args *a, rows_plan *plan, loam_error *error)
 {
-    TRY(query_map_make(&plan->maps.all.q, p, &a->q, p->dim_qk, TILE_SIDE, error));
-    TRY(query_map_make(&plan->maps.grad_o, p, &a->grad_o, p->dim_v, TILE_SIDE, error));
     TRY(key_map_make(&plan->maps.all.k, p, &a->k, p->dim_qk, TILE_SIDE, error));
     TRY(key_map_make(&plan->maps.all.v, p, &a->v, p->dim_v, TILE_SIDE, error));
-    TRY(solve_work_clear(&plan->work, a, error));
-    TRY(half_copy_make(&plan->copy, p, a, error));
     if (p->decay) {
         TRY((launch_pass<2, DIM, true>(p, a, plan, false, false, error)));
         return launch_listed<DIM, true>(p, a, plan, error);
@@ -499,25 +407,11 @@ static loam_status launch(const loam_problem *p, const loam_args *a, rows_plan *
     return launch_listed<DIM, false>(p, a, plan, error);
 }
 
-/* The copy in fp16 and what row matrices need lie behind the workspace of the adjoint solve in cuda/. */
-static rows_plan plan_of(const loam_problem *p, void *memory, size_t *bytes)
-{
-    rows_plan plan = {};
-    arena solver = { (char *)memory, 0 }, pool = { (char *)memory, 0 };
-    plan.work = solve_work_carve(p, &solver);
-    (void)arena_take(&pool, local_adjoint_cuda_work(p), 1);
-    plan.copy = half_copy_carve(p, &plan.work, &pool);
-    plan.heavy = heavy_work_carve(p, &pool);
-    *bytes = pool.used;
-    return plan;
-}
-
 loam_status local_rows_solved_hopper(const loam_problem *p, const loam_args *a, const row_arrays *rows,
                                      void *memory, loam_error *error)
 {
-    size_t bytes;
-    rows_plan plan = plan_of(p, memory, &bytes);
-    plan.saved = local_saved_carve(p, a->saved, NULL), plan.rows = *rows;
+    rows_plan plan;
+    TRY(begin_plan(&plan, p, a, rows, memory, error));
     TRY(local_padded_dim(p) == 64 ? launch<64>(p, a, &plan, error) : launch<128>(p, a, &plan, error));
     TRY(local_adjoint_double_cuda(p, a, rows, memory, error));
     return local_query_gradient_narrow_cuda(p, a, rows, error);
@@ -526,6 +420,6 @@ loam_status local_rows_solved_hopper(const loam_problem *p, const loam_args *a, 
 size_t local_rows_solved_hopper_work(const loam_problem *p)
 {
     size_t bytes;
-    (void)plan_of(p, NULL, &bytes);
+    (void)rows_plan_of(p, NULL, &bytes);
     return bytes;
 }

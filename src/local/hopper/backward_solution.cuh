@@ -18,6 +18,13 @@
 #include "src/local/hopper/backward_pairs.cuh"
 #include "src/local/hopper/forward_rows.cuh"
 
+/* What the rows have before the solve. lse2: to base 2; grad: the units of do in fp16; b_unit: of drho as
+ * right side. */
+struct adjoint_rows {
+    float lse2[2], largest[2], grad[2], b_unit[2], rest[2];
+    int peak[2];
+};
+
 /* Of the residual, relative to drho; and of rounding, relative to the largest that a term of it can be, where
  * drho is itself no more than rounding, as in rows that see one key. */
 #define SOLVED_ACCEPT 3.5e-3f
@@ -58,7 +65,7 @@ static __device__ __forceinline__ float product_exponent(float bound)
 }
 
 /* No value in its unit is longer. */
-#define VALUE_NORM (2 * HALF_TOP * 8)
+template <int DIM> constexpr float value_norm = 2 * HALF_TOP * (DIM == 64 ? 8 : 12);
 
 /* Units by Cauchy and Schwarz: operands and weights then stay within the range of fp16. */
 static __device__ __forceinline__ solved_units units_of(const half_units &head, const row_extent &rho,
@@ -69,14 +76,13 @@ static __device__ __forceinline__ solved_units units_of(const half_units &head, 
     solved_units out;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        const float value_norm = VALUE_NORM;
         out.probe[row] = unit_of_largest<__half>(rho.top[row]);
         out.u[row] = out.probe[row] * head.key;
         out.error[row] = fmaxf(unit_of_largest<__half>(grad.top[row]) * head.value,
                                unit_of_largest<__half>(y.top[row]) * head.key);
         out.grad[row] = out.error[row] * power_inverse(head.value);
         out.solution[row] = out.error[row] * power_inverse(head.key);
-        const float error = 2 * (grad.norm[row] * value_norm * power_inverse(out.grad[row]) +
+        const float error = 2 * (grad.norm[row] * value_norm<TILE_SIDE> * power_inverse(out.grad[row]) +
                                  y.norm[row] * head.norm * power_inverse(out.solution[row])),
                     one = 1 + 2 * rho.norm[row] * head.key * head.norm,
                     e = fabsf(rec[row].e) * power_inverse(out.error[row]);

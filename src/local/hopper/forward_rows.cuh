@@ -235,8 +235,8 @@ static __device__ __forceinline__ void output_sweep(const block_system<DIM, DECA
     weights_operand<PARTS, 4, T> w;
     score_operands<DIM, DECAYED, T, PARTS, true> rows;
     row_direction own = {};
-    /* One part in the backward pass is of bf16: the residual below is that of the rho that it reads. */
-    direction_from_solution<PARTS>(sys, y, own, PARTS == 1 && sys.a.saved);
+    /* One part in the backward pass of bf16 is bf16: the residual below is that of the rho that it reads. */
+    direction_from_solution<PARTS>(sys, y, own, PARTS == 1 && sys.a.saved && sys.p.dtype == LOAM_BF16);
     rows.load(sys);
     clear_sums<DIM>(y);
     clear_sums<DIM>(o);

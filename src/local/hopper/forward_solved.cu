@@ -334,9 +334,7 @@ size_t local_solved_hopper_work(const loam_problem *p)
 
 bool local_solved_hopper_reads(const loam_problem *p, const loam_args *a)
 {
-    /* What the plain kernels save with float16 is relative to the first key, and they read it. */
-    return !a->weights.data && !(p->dtype == LOAM_F16 && a->saved) && query_map_fits(p, &a->q) &&
-           key_map_fits(p, &a->k) && key_map_fits(p, &a->v);
+    return !a->weights.data && query_map_fits(p, &a->q) && key_map_fits(p, &a->k) && key_map_fits(p, &a->v);
 }
 
 loam_status local_solved_hopper(const loam_problem *p, const loam_args *a, loam_error *error)

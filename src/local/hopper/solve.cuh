@@ -763,9 +763,9 @@ struct block_list {
 
 /* Takes the next block of rows for this launch: its number, -1 where there is none, its rows, and its place
  * on the list. Without a list (next NULL) it takes those blocks whose first row sees few keys where it has
- * two parts, or the others, but none whose keys stay in shared memory; where scores decay, few keys have
- * weight and all blocks take two parts. One thread calls it. */
-template <int PARTS, bool DECAYED, int DIM, class T>
+ * two parts, or the others, but (without ALL) none whose keys stay in shared memory; where scores decay, few
+ * keys have weight and all blocks take two parts. One thread calls it. */
+template <int PARTS, bool DECAYED, bool ALL = false, int DIM, class T>
 static __device__ __forceinline__ void claim_block(solver_shared<DIM, T> &sm, const solve_launch &all,
                                                    int64_t blocks, const block_list &list)
 {
@@ -780,7 +780,8 @@ static __device__ __forceinline__ void claim_block(solver_shared<DIM, T> &sm, co
         sm.rows = row_block_at(all.p, all.a, sm.block);
         if (sm.rows.rows <= 0) continue;
         if (list.next || DECAYED) return;
-        if (!is_resident<DIM>(all.p, sm.rows) && sees_few<DIM>(all.p, sm.rows) == (PARTS == 2)) return;
+        if ((ALL || !is_resident<DIM>(all.p, sm.rows)) && sees_few<DIM>(all.p, sm.rows) == (PARTS == 2))
+            return;
     }
 }
 

@@ -1,0 +1,394 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Backward of Local Linear Attention on Hopper for float16: y, the solution of the adjoint system (Cov +
+ * Lambda) y = drho, of 64 rows at a time, by the launches of backward_rows.cu. Operands are fp16: keys and
+ * values are copies in powers of two of a head (half_copy.cuh), queries, do and directions have those of a
+ * row, and weights p (g - gbar) one by Cauchy and Schwarz, for p at most 1. So no operand leaves the
+ * range of fp16, and a weight is off by 2^-25 where the largest that there could be is 2^15.
+ *
+ * One part, where rows see many keys, leaves a residual of about 2^-11. Each block ends with the true
+ * residual of its rows; what misses goes to two parts, then to row matrices, then to float64. What follows
+ * from y is for query_kernel and key_kernel of cuda/.
+ */
+#include "src/local/hopper/backward_first.cuh"
+#include "src/local/hopper/backward_plan.cuh"
+#include "src/local/hopper/backward_solution.cuh"
+
+template <int DIM, bool DECAYED> using half_system = pairs_system<DIM, DECAYED, __half>;
+template <int DIM, bool DECAYED> using half_rows_system = rows_system<DIM, DECAYED, __half>;
+
+/* ------------------------------------------------------------------ before the solve */
+
+/* The mean keys into the scratch, in units of the keys. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void load_mean_keys(const half_rows_system<DIM, DECAYED> &rs)
+{
+    const lane_vector kbar = rs.sys.vector(VECTOR_KBAR);
+    const float key = power_inverse(rs.sys.units.key);
+#pragma unroll 8
+    for (int n = 0; n < DIM / 4; n++) {
+        const float2 mean = rs.key_pair(rs.all.saved.kbar, n % 2, column_of(n / 2, 0));
+        kbar.put(2 * n, key * mean.x), kbar.put(2 * n + 1, key * mean.y);
+    }
+}
+
+/* do, in the place of the direction, becomes fp16 in units of its rows. gbar = do . vbar in the unit of the
+ * products of do and values. Returns the exponent that weights p (g - gbar) of a row can have. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void load_gradients(const half_rows_system<DIM, DECAYED> &rs,
+                                                      adjoint_rows &rows, float (&gbar)[2],
+                                                      float (&exponent)[2])
+{
+    __half *const grad_o = rs.sys.sm.direction[0];
+    const float value = power_inverse(rs.sys.units.value);
+    float top[2], inverse[2], norm2[2] = { 0, 0 };
+    wide_tile_tops<DIM>(top, grad_o, rs.r, true);
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        rows.grad[row] = unit_of_largest<__half>(quad_max(top[row]));
+        inverse[row] = power_inverse(rows.grad[row]), gbar[row] = 0;
+    }
+    narrow_tile<DIM>(grad_o, grad_o, rs.r, inverse, true);
+#pragma unroll 8
+    for (int n = 0; n < DIM / 4; n++) {
+        const int row = n % 2, c = column_of(n / 2, 0);
+        const float2 mean = rs.value_pair(rs.all.saved.vbar, row, c),
+                     grad = unpack_pair<__half>(*(const uint32_t *)(grad_o + swizzled(rs.r.at[row], c)));
+        gbar[row] += value * (grad.x * mean.x + grad.y * mean.y);
+        norm2[row] += grad.x * grad.x + grad.y * grad.y;
+    }
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        gbar[row] = quad_sum(gbar[row]);
+        exponent[row] = product_exponent(2 * sqrtf(quad_sum(norm2[row])) * value_norm<DIM>);
+    }
+    fence_async_proxy();
+    __syncthreads();
+}
+
+/* lse of the rows from `saved`, to base 2. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void load_lse(const half_rows_system<DIM, DECAYED> &rs, adjoint_rows &rows)
+{
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float lse = rs.r.real[row] ? ((const float *)rs.all.saved.lse)[rs.line(row)] : 0;
+        rows.lse2[row] = finite_or_zero(lse) * 1.44269504f;
+    }
+}
+
+/* From do to drho, which becomes b of the solve, scaled to about 1; x = 0. The weights of the rows, and which
+ * of them have a ridge and fit fp16. */
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void first_sweep(half_system<DIM, DECAYED> &sys, row_ridge &ridge,
+                                                   adjoint_rows &rows, const rows_launch &all,
+                                                   rows_count &count, float (&f)[DIM / TILE_SIDE][8][4])
+{
+    rows_sums sum = {};
+    float exponent[2];
+    {
+        const half_rows_system<DIM, DECAYED> rs(sys, all, count);
+        load_mean_keys(rs);
+        load_lse(rs, rows);
+        load_gradients(rs, rows, sum.gbar, exponent);
+    }
+#pragma unroll
+    for (int row = 0; row < 2; row++)
+        sys.weight_log2[row] = exponent[row], sys.lse2[row] = rows.lse2[row] - exponent[row];
+    sys.lse_exact = __syncthreads_and(fabsf(rows.lse2[0]) < EXACT_LSE && fabsf(rows.lse2[1]) < EXACT_LSE);
+    probe_gradient_sweep<PARTS>(f, half_rows_system<DIM, DECAYED>(sys, all, count), sum, true);
+    const lane_vector kbar = sys.vector(VECTOR_KBAR);
+#pragma unroll
+    for (int n = 0; n < DIM / 2; n++) {
+        float &drho = f[n / 32][n / 4 % 8][n % 4];
+        drho = sys.r.real[n / 2 % 2] ? sum.rest[n / 2 % 2] * kbar.get(n) - drho : 0;
+    }
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float unit = rows.grad[row] * sys.units.value * power_of_two(-exponent[row]);
+        rows.rest[row] = unit * sum.rest[row], rows.b_unit[row] = unit * sys.units.key;
+        rows.peak[row] = sum.peak[row];
+        rows.largest[row] = rows.peak[row] < 0 ? 0 : exp2_fast(fminf(sum.best[row] - rows.lse2[row], 0));
+    }
+    set_weights(sys, rows.lse2, rows.largest);
+    ridge = ridge_in_units(all.p, all.a, sys.block, sys.r, sys.units, rows.largest);
+}
+
+/* drho becomes b of the solve, scaled to about 1; x = 0. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void start_adjoint(const half_system<DIM, DECAYED> &stored, cg_rows &cg,
+                                                     const float (&drho)[DIM / TILE_SIDE][8][4],
+                                                     const bool (&wanted)[2])
+{
+    const row_pair r = stored.r;
+    const row_ridge ridge = stored.ridge;
+    const half_system<DIM, DECAYED> sys = system_in_registers(stored, r, ridge);
+    float y[DIM / 2], top[2] = { 0, 0 };
+#pragma unroll
+    for (int n = 0; n < DIM / 2; n++) {
+        y[n] = drho[n / 32][n / 4 % 8][n % 4];
+        top[n / 2 % 2] = fmaxf(top[n / 2 % 2], fabsf(y[n]));
+    }
+    start_cg(sys, cg, y, top, wanted);
+}
+
+/* ------------------------------------------------------------------ row matrices */
+
+/* Leaves the adjoint solve of a block to row matrices. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void put_adjoint(const half_system<DIM, DECAYED> &sys,
+                                                   const rows_launch &all, const cg_rows &cg,
+                                                   const adjoint_rows &rows)
+{
+    const solve_launch solve = { all.p, all.a, all.saved, all.work, all.maps.all, all.copy, all.heavy };
+    const row_weight weight[2] = { { rows.lse2[0], rows.largest[0] }, { rows.lse2[1], rows.largest[1] } };
+    put_listed<DIM>(sys.sm, solve, sys.r, weight, sys.vector(VECTOR_KBAR), 1, sys.vector(VECTOR_B));
+    if (threadIdx.x % 4 != 0) return;
+#pragma unroll
+    for (int row = 0; row < 2; row++)
+        all.heavy->adjoint[sys.sm.listed * ROWS + sys.r.at[row]] = { rows.rest[row], rows.peak[row],
+                                                                     cg.unit[row] * rows.b_unit[row] };
+}
+
+/* Takes up a block that they have solved: its solution, in units of the keys, and its right side. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void load_adjoint(half_system<DIM, DECAYED> &sys, row_ridge &ridge,
+                                                    adjoint_rows &rows, cg_rows &cg, const rows_launch &all,
+                                                    rows_count &count)
+{
+    const heavy_work &heavy = *all.heavy;
+    const float *const from = heavy.vectors + sys.sm.listed * listed_vectors<DIM> + threadIdx.x;
+    const lane_vector x = sys.vector(VECTOR_X), b = sys.vector(VECTOR_B);
+    const float square = sys.units.key * sys.units.key;
+    float bb[2] = { 0, 0 };
+    load_mean_keys(half_rows_system<DIM, DECAYED>(sys, all, count));
+#pragma unroll 8
+    for (int n = 0; n < DIM / 2; n++) {
+        const float at = from[listed_vector<DIM> + n * THREADS];
+        x.put(n, square * from[n * THREADS]), b.put(n, at);
+        bb[n / 2 % 2] += at * at;
+    }
+    cg = {};
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const int64_t line = sys.sm.listed * ROWS + sys.r.at[row];
+        const adjoint_row own = heavy.adjoint[line];
+        const row_weight weight = heavy.weight[line];
+        rows.rest[row] = own.rest, rows.peak[row] = own.peak, rows.b_unit[row] = own.unit;
+        rows.lse2[row] = weight.lse2, rows.largest[row] = weight.largest;
+        cg.unit[row] = 1, cg.bb[row] = quad_sum(bb[row]);
+    }
+    set_weights(sys, rows.lse2, rows.largest);
+    ridge = ridge_in_units(all.p, all.a, sys.block, sys.r, sys.units, rows.largest);
+    put_ridge(sys);
+}
+
+/* ------------------------------------------------------------------ from the solution on */
+
+/* The solution becomes the direction, in PARTS parts: `hard`, the rows that see keys and whose true residual
+ * then misses. */
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ row_direction check_rows(const half_system<DIM, DECAYED> &stored,
+                                                           const cg_rows &cg, const bool (&wanted)[2],
+                                                           const cg_tolerance &tolerance, bool (&hard)[2])
+{
+    const row_pair r = stored.r;
+    const row_ridge ridge = stored.ridge;
+    const half_system<DIM, DECAYED> sys = system_in_registers(stored, r, ridge);
+    const lane_vector b = sys.vector(VECTOR_B);
+    float y[DIM / TILE_SIDE][8][4], error2[2] = { 0, 0 }, residual;
+    row_direction own = {};
+    direction_from_solution<PARTS>(sys, y, own);
+    compute_image<PARTS>(y, sys, own);
+#pragma unroll
+    for (int n = 0; n < DIM / 2; n++) {
+        const float rest = b.get(n) - y[n / 32][n / 4 % 8][n % 4];
+        error2[n / 2 % 2] += rest * rest;
+    }
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const bool good = accepted(cg, tolerance, row, quad_sum(error2[row]), &residual) &&
+                          sys.ridge.least[row] > BLOCK_LEAST_RIDGE * cg.most[row];
+        hard[row] = sys.r.lo[row] < sys.r.hi[row] && !(wanted[row] && good);
+    }
+    return own;
+}
+
+/* Writes y, which is the direction, and what query_kernel wants to know; hard rows go on the list for
+ * float64. */
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void put_rows(const half_rows_system<DIM, DECAYED> &rs, const cg_rows &cg,
+                                                const row_direction &own, const adjoint_rows &rows,
+                                                const bool (&hard)[2])
+{
+    const loam_problem &p = rs.sys.p;
+    const float inverse = power_inverse(rs.sys.units.key);
+    const bool by_max = p.ridge_unit == LOAM_RIDGE_MAX;
+    float unit[2];
+#pragma unroll
+    for (int row = 0; row < 2; row++)
+        unit[row] = hard[row] ? 0 : cg.unit[row] * rows.b_unit[row] * own.unit[row] * inverse * inverse;
+#pragma unroll 4
+    for (int n = 0; n < DIM / 4; n++) {
+        const int row = n % 2, c = column_of(n / 2, 0);
+        const float2 y = direction_pair<PARTS>(rs.sys, n / 2, 2 * row);
+        if (rs.r.real[row])
+            save_pair(rs.all.arrays.y, rs.line(row), c, p.dim_qk, unit[row] * y.x, unit[row] * y.y);
+    }
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        if (!rs.r.real[row] || threadIdx.x % 4 != 0) continue;
+        row_scalars rec = {};
+        rec.gbar_rest = rows.rest[row], rec.peak = rows.peak[row];
+        rec.unit = by_max ? rows.largest[row] : 1;
+        rs.all.arrays.record[rs.line(row)] = rec;
+        if (hard[row]) {
+            const hard_row left = { rs.sys.sm.block, rs.r.at[row], cg.iterations[row] };
+            rs.all.work.hard[atomicAdd(rs.all.work.hard_count, 1ull)] = left;
+        }
+    }
+}
+
+/* As in forward where gradients follow, but that one part is accepted at a larger residual: its error enters
+ * the gradients once. SOLVED: by row matrices. */
+template <int PARTS, int DIM, bool SOLVED> static __device__ __forceinline__ cg_tolerance half_tolerance()
+{
+    return SOLVED       ? cg_tolerance{ 0, 0, 3.5e-3f, 0, 0, true, 0 }
+           : PARTS == 1 ? cg_tolerance{ 6e-3f, 3e-3f, 3e-2f, 8, 0.62f, false, 0 }
+                        : cg_tolerance{ 3e-4f, 3e-4f, 1e-2f, 28, 0, false, DIM == 64 ? 64.0f : 96.0f };
+}
+
+/* Queries of the block by bulk copy, and do in the place of the direction. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void load_block_rows(half_system<DIM, DECAYED> &sys, const rows_launch &all,
+                                                       rows_count &count)
+{
+    load_block_queries(sys, count.rows++);
+    if (threadIdx.x == 0) {
+        barrier_expect(&sys.sm.query_full, DIM * TILE_SIDE * 2);
+        load_row_tile(sys, sys.sm.direction[0], all.maps.grad_o);
+    }
+    barrier_wait(&sys.sm.query_full, count.rows++ % 2);
+}
+
+/* Computes y of the block in PARTS parts, or leaves it to row matrices; false where PARTS is not enough. */
+template <int PARTS, int DIM, bool DECAYED, bool SOLVED>
+static __device__ __forceinline__ bool half_block(pairs_shared<DIM, __half> &sm, rows_count &count,
+                                                  const rows_launch &all, float *scratch)
+{
+    const row_block &block = sm.rows;
+    row_pair r_storage = row_pair_of(all.p, block);
+    const row_pair &r = in_memory(r_storage);
+    row_ridge ridge_storage = {};
+    row_ridge &ridge = in_memory(ridge_storage);
+    half_system<DIM, DECAYED> sys_storage = block_system_of<DIM, DECAYED>(
+        all.p, all.a, block, r, ridge, all.maps.all, sm, count.ring, scratch);
+    sys_storage.units = half_units_of(*all.copy, all.p, sm.block / all.p.heads_q % all.p.batch, block.h_kv);
+    adjoint_rows rows_storage = {};
+    adjoint_rows &rows = in_memory(rows_storage);
+    cg_rows k_storage;
+    cg_rows &cg = in_memory(k_storage);
+    const cg_tolerance tolerance = half_tolerance<PARTS, DIM, SOLVED>();
+    half_system<DIM, DECAYED> &sys = in_memory(sys_storage);
+    bool wanted[2], hard[2];
+    if constexpr (SOLVED) {
+        load_block_queries(sys, count.rows++);
+        load_adjoint(sys, ridge, rows, cg, all, count);
+        wanted[0] = within_range(sys, rows.largest, 0), wanted[1] = within_range(sys, rows.largest, 1);
+    } else {
+        float drho[DIM / TILE_SIDE][8][4];
+        load_block_rows(sys, all, count);
+        first_sweep<PARTS>(sys, ridge, rows, all, count, drho);
+        wanted[0] = within_range(sys, rows.largest, 0), wanted[1] = within_range(sys, rows.largest, 1);
+        start_adjoint(sys, cg, drho, wanted);
+        cg_run<PARTS>(sys, cg, tolerance);
+        const float bound = PARTS == 1 ? tolerance.accept * tolerance.accept : 0;
+        if (__syncthreads_or((cg.live[0] && cg.rr[0] > bound * cg.bb[0]) ||
+                             (cg.live[1] && cg.rr[1] > bound * cg.bb[1]))) {
+            if (PARTS == 2) put_adjoint(sys, all, cg, rows);
+            return PARTS == 2;
+        }
+    }
+    const row_direction own = check_rows<PARTS>(sys, cg, wanted, tolerance, hard);
+    if (PARTS == 1 && __syncthreads_or((wanted[0] && hard[0]) || (wanted[1] && hard[1]))) return false;
+    put_rows<PARTS>(half_rows_system<DIM, DECAYED>(sys, all, count), cg, own, rows, hard);
+    return true;
+}
+
+template <int PARTS, int DIM, bool DECAYED, bool SOLVED>
+__global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    half_rows_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                     const __grid_constant__ rows_plan plan, const int64_t blocks, const bool listed)
+{
+    extern __shared__ __align__(1024) unsigned char swizzled_memory[];
+    pairs_shared<DIM, __half> &sm = *(pairs_shared<DIM, __half> *)swizzled_memory;
+    const solve_work &work = plan.work;
+    const rows_launch all = { p, a, plan.saved, plan.rows, work, plan.maps, &plan.copy, &plan.heavy };
+    const solve_launch solve = { p, a, plan.saved, work, plan.maps.all, &plan.copy, &plan.heavy };
+    const block_list unlisted = {}, list = { work.next_listed, work.listed, work.listed_count },
+                     ended = { work.next_ended, plan.heavy.listed, work.heavy_count };
+    rows_count count = {};
+    launch_dependents();
+    if (threadIdx.x == 0) {
+        for (int n = 0; n < (int)ring_stages<DIM>; n++)
+            barrier_init(&sm.full[n], 1);
+        barrier_init(&sm.query_full, 1);
+        fence_async_proxy();
+        sm.scratch = claim_scratch(work);
+    }
+    for (;;) {
+        __syncthreads();
+        if (threadIdx.x == 0)
+            claim_block<PARTS, DECAYED, true>(sm, solve, blocks, SOLVED ? ended : listed ? list : unlisted);
+        __syncthreads();
+        if (sm.block < 0) break;
+        float *scratch = work.scratch + (int64_t)sm.scratch * VECTORS * (DIM / 2) * THREADS;
+        const bool solved = half_block<PARTS, DIM, DECAYED, SOLVED>(sm, count, all, scratch);
+        if (!solved && threadIdx.x == 0) work.listed[atomicAdd(work.listed_count, 1ull)] = (int32_t)sm.block;
+    }
+    if (threadIdx.x == 0) {
+        __threadfence();
+        atomicExch(&work.scratch_taken[sm.scratch], 0);
+    }
+    if (PARTS == 1) wait_for_previous_launch();
+}
+
+/* ------------------------------------------------------------------ the launches */
+
+template <int PARTS, int DIM, bool DECAYED, bool SOLVED = false>
+static loam_status launch_pass(const loam_problem *p, const loam_args *a, const rows_plan *plan, bool listed,
+                               loam_error *error)
+{
+    const int64_t blocks = (int64_t)row_blocks(p), most = plan->work.scratches;
+    return cuda_launch("half_rows_kernel", half_rows_kernel<PARTS, DIM, DECAYED, SOLVED>,
+                       most < blocks ? most : blocks, THREADS, sizeof(pairs_shared<DIM, __half>), a->stream,
+                       PARTS == 1, error, *p, *a, *plan, blocks, listed);
+}
+
+/* Blocks with few keys in two parts, where scores decay all; beside them all others in one part; then those
+ * for which that was not enough. */
+template <int DIM, bool DECAYED>
+static loam_status launch(const loam_problem *p, const loam_args *a, const rows_plan *plan, loam_error *error)
+{
+    TRY((launch_pass<2, DIM, DECAYED>(p, a, plan, false, error)));
+    if constexpr (!DECAYED) {
+        TRY((launch_pass<1, DIM, DECAYED>(p, a, plan, false, error)));
+        TRY((launch_pass<2, DIM, DECAYED>(p, a, plan, true, error)));
+    }
+    TRY(heavy_adjoint(p, a, &plan->work, &plan->copy, &plan->heavy, &plan->maps.all, error));
+    return launch_pass<2, DIM, DECAYED, true>(p, a, plan, false, error);
+}
+
+loam_status local_rows_solved_half_hopper(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                                          void *memory, loam_error *error)
+{
+    auto *const queue = local_padded_dim(p) == 64 ? p->decay ? launch<64, true> : launch<64, false>
+                        : p->decay ? launch<128, true>
+                                                  : launch<128, false>;
+    rows_plan plan, narrow;
+    TRY(begin_plan(&plan, p, a, rows, memory, error));
+    TRY(narrow_plan(p, &plan, &narrow, error));
+    TRY(queue(p, a, &narrow, error));
+    TRY(local_adjoint_double_cuda(p, a, rows, memory, error));
+    return local_query_gradient_wide_cuda(p, a, rows, error);
+}

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: MIT
+ * What the launches of the pass over rows share in the backward of Local Linear Attention on Hopper: places
+ * in the workspace, and maps of the arrays. */
+#ifndef LOAM_LOCAL_HOPPER_BACKWARD_PLAN_CUH
+#define LOAM_LOCAL_HOPPER_BACKWARD_PLAN_CUH
+
+#include "src/local/hopper/backward_pairs.cuh"
+#include "src/local/hopper/maps.cuh"
+
+/* The copy in fp16 and what row matrices need lie behind the workspace of the adjoint solve in cuda/. */
+static inline rows_plan rows_plan_of(const loam_problem *p, void *memory, size_t *bytes)
+{
+    rows_plan plan = {};
+    arena solver = { (char *)memory, 0 }, pool = { (char *)memory, 0 };
+    plan.work = solve_work_carve(p, &solver);
+    (void)arena_take(&pool, local_adjoint_cuda_work(p), 1);
+    plan.copy = half_copy_carve(p, &plan.work, &pool);
+    plan.heavy = heavy_work_carve(p, &pool);
+    *bytes = pool.used;
+    return plan;
+}
+
+/* The plan with maps of all arrays but keys and values; queues the copy of these in fp16. */
+static inline loam_status begin_plan(rows_plan *plan, const loam_problem *p, const loam_args *a,
+                                     const row_arrays *rows, void *memory, loam_error *error)
+{
+    size_t bytes;
+    *plan = rows_plan_of(p, memory, &bytes);
+    plan->saved = local_saved_carve(p, a->saved, NULL), plan->rows = *rows;
+    TRY(query_map_make(&plan->maps.all.q, p, &a->q, p->dim_qk, TILE_SIDE, error));
+    TRY(query_map_make(&plan->maps.grad_o, p, &a->grad_o, p->dim_v, TILE_SIDE, error));
+    TRY(solve_work_clear(&plan->work, a, error));
+    return half_copy_make(&plan->copy, p, a, error);
+}
+
+/* The plan with maps of the copies in fp16. */
+static inline loam_status narrow_plan(const loam_problem *p, const rows_plan *plan, rows_plan *narrow,
+                                      loam_error *error)
+{
+    *narrow = *plan;
+    const int dim = local_padded_dim(p);
+    TRY(key_map_make(&narrow->maps.all.k, p, &plan->copy.keys, dim, TILE_SIDE, error));
+    return key_map_make(&narrow->maps.all.v, p, &plan->copy.values, dim, TILE_SIDE, error);
+}
+
+#endif
