@@ -5,8 +5,8 @@
 #include "src/gpu/number.cuh"
 #include "src/rope/rope.h"
 
-/* Heads are read ROPE_HEADS at a time before any of them is written: the arrays may be the same memory, and the
- * compiler cannot know that a thread writes only what it has read. */
+/* Heads are read ROPE_HEADS at a time before any of them is written: the arrays may be the same memory, and
+ * the compiler cannot know that a thread writes only what it has read. */
 enum { ROPE_THREADS = 256, ROPE_HEADS = 4 };
 
 /* What a thread reads and writes at a time. */
@@ -129,8 +129,8 @@ static loam_status rope_launch(const loam_rope *r, const rope_frequencies *frequ
     return cuda_launched("rope_kernel", error);
 }
 
-/* Whether planes c and c + 1, c even, are two words of two elements each, at addresses that are multiples of a
- * word. */
+/* Whether planes c and c + 1, c even, are two words of two elements each, at addresses that are multiples of
+ * a word. */
 static bool rope_in_pairs(const loam_rope *r, const rope_arrays *a)
 {
     const size_t word = 2 * dtype_bytes(r->dtype);
