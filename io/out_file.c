@@ -94,17 +94,22 @@ static char *real_path(const char *path, const struct stat *status)
     return real;
 }
 
-/* Devices, pipes and files without a name are written in place: renaming over /dev/null would replace it. */
+/* Devices, pipes and files without a name are written in place: renaming over /dev/null would replace it. A
+ * link to nothing is refused: /dev/stdout is one where standard output is closed. */
 static int open_target(out_file *file, const char *path)
 {
     struct stat status;
-    if (stat(path, &status)) return open_temporary(file);
+    const int place = O_WRONLY | O_TRUNC | O_CLOEXEC;
+    if (stat(path, &status)) {
+        const bool link = lstat(path, &status) == 0 && S_ISLNK(status.st_mode);
+        return link ? open(path, place) : open_temporary(file);
+    }
     if (S_ISDIR(status.st_mode)) {
         errno = EISDIR;
         return -1;
     }
     char *real = S_ISREG(status.st_mode) ? real_path(path, &status) : NULL;
-    if (!real) return open(path, O_WRONLY | O_TRUNC | O_CLOEXEC);
+    if (!real) return open(path, place);
     free(file->target);
     file->target = real;
     return open_temporary(file);
