@@ -16,8 +16,8 @@ loam_status local_cuda_fits(const loam_problem *p, loam_error *error)
 
 #define MAP_WORDS(member, words) words ", "
 
-/* Tiles of the kernels for Hopper are multiples of 64 channels wide; channels that the arrays do not have read
- * as 0. Scores there are products alone. */
+/* Tiles of the kernels for Hopper are multiples of 64 channels wide; channels that the arrays do not have
+ * read as 0. Scores there are products alone. */
 loam_status local_hopper_fits(const loam_problem *p, loam_error *error)
 {
     const int64_t widest = p->mechanism == LOAM_LLA ? 128 : CUDA_MAX_DIM;

@@ -73,8 +73,9 @@ static __device__ void adjoint_block(solve_shared<WIDE, DIM> &sm, const loam_pro
         wanted[row] = r.lo[row] < r.hi[row] && variance[row] < INFINITY &&
                       ridge.least[row] > BLOCK_LEAST_RIDGE * variance[row];
     }
-    load_vector<DIM>(sys.vector(VECTOR_KBAR), (const float *)saved.kbar, p, x, r,
-                     [&](int c) { return saved_shift<WIDE>(p, sm.ring.origin, c); });
+    load_vector<DIM>(
+        sys.vector(VECTOR_KBAR), (const float *)saved.kbar, p, x, r,
+        [&](int c) { return saved_shift<WIDE>(p, sm.ring.origin, c); });
     load_vector<DIM>(sys.vector(VECTOR_B), arrays.y, p, x, r, [](int) { return 0.0f; });
     cg_rows k;
     solve_rows(sys, k, wanted);

@@ -287,8 +287,8 @@ static __device__ void solved_block(solve_shared<WIDE, DIM> &sm, const loam_prob
         const float lse = sys.lse[row] + (sc.mapped ? 0 : sc.scale * constant[row]);
         if (a.lse.data) ((float *)a.lse.data)[LOCAL_AT(a.lse, x.s.b, x.h, x.s.q0 + i)] = lse;
         if (a.saved) {
-            ((float *)saved.lse)[local_row(&p, &x.s, x.h, i)] =
-                WIDE && local_saves_raw(&p) ? lse : sys.lse[row];
+            ((float *)saved.lse)[local_row(&p, &x.s, x.h, i)] = WIDE && local_saves_raw(&p) ? lse
+                                                                                            : sys.lse[row];
         }
     }
 }

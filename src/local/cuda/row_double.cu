@@ -643,11 +643,12 @@ static __global__ void __launch_bounds__(ROW64_THREADS)
         put_empty(p, a, saved, x, x.i0 + row.at);
 }
 
-/* As many thread blocks as an H200 holds at once, or one for each row where these are fewer. */
+/* As many thread blocks as an H200 holds at once, or one for each row where these are fewer; packed sequences
+ * may have none. */
 static int64_t all64_blocks(const loam_problem *p)
 {
     const int64_t rows = local_rows(p), most = (few_channels(p) ? 2 : 1) * ROW64_BLOCKS;
-    return rows < most ? rows : most;
+    return rows < 1 ? 1 : rows < most ? rows : most;
 }
 
 static solve_work all64_carve(const loam_problem *p, arena *pool)

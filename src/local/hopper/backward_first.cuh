@@ -43,8 +43,8 @@ static __device__ __forceinline__ void finish_peak(rows_sums &sum)
 }
 
 /* The first sweep: f = sum p (g - gbar) k of the thread's rows, and sum.rest. do lies where the direction
- * will be. peak: whether the highest scores are wanted. In fp16, all are in units: gbar in that of the products
- * of do and values, f and rest in that of the weights. */
+ * will be. peak: whether the highest scores are wanted. In fp16, all are in units: gbar in that of the
+ * products of do and values, f and rest in that of the weights. */
 template <int PARTS, int DIM, bool DECAYED, class T>
 static __device__ __forceinline__ void probe_gradient_sweep(float (&f)[DIM / TILE_SIDE][8][4],
                                                             const rows_system<DIM, DECAYED, T> &rs,

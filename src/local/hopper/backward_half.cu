@@ -2,17 +2,17 @@
  *
  * Backward of Local Linear Attention on Hopper for float16: y, the solution of the adjoint system (Cov +
  * Lambda) y = drho, of 64 rows at a time, by the launches of backward_rows.cu. Operands are fp16 throughout:
- * keys and values are copies in powers of two of a head (half_copy.cuh), queries, do and directions have those
- * of a row, and weights p (g - gbar) one by Cauchy and Schwarz, for p at most 1. So no operand leaves the
- * range of fp16, and a weight is off by 2^-25 where the largest that there could be is 2^15.
+ * keys and values are copies in powers of two of a head (half_copy.cuh), queries, do and directions have
+ * those of a row, and weights p (g - gbar) one by Cauchy and Schwarz, for p at most 1. So no operand leaves
+ * the range of fp16, and a weight is off by 2^-25 where the largest that there could be is 2^15.
  *
- * One part, where rows see many keys, leaves a residual of about 2^-11. Each block ends with the true residual
- * of its rows; what misses goes to two parts, then to row matrices, then to float64. What follows from y is for
- * query_kernel and key_kernel of cuda/.
+ * One part, where rows see many keys, leaves a residual of about 2^-11. Each block ends with the sweep of
+ * backward_solved.cuh, which finds the true residual of its rows; what misses goes to two parts, then to row
+ * matrices, then to float64. The pass over keys is that of cuda/.
  */
 #include "src/local/hopper/backward_first.cuh"
 #include "src/local/hopper/backward_plan.cuh"
-#include "src/local/hopper/backward_solution.cuh"
+#include "src/local/hopper/backward_solved.cuh"
 
 template <int DIM, bool DECAYED> using half_system = pairs_system<DIM, DECAYED, __half>;
 template <int DIM, bool DECAYED> using half_rows_system = rows_system<DIM, DECAYED, __half>;
@@ -150,119 +150,82 @@ static __device__ __forceinline__ void put_adjoint(const half_system<DIM, DECAYE
                                                                      cg.unit[row] * rows.b_unit[row] };
 }
 
-/* Takes up a block that they have solved: its solution, in units of the keys, and its right side. */
-template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void load_adjoint(half_system<DIM, DECAYED> &sys, row_ridge &ridge,
-                                                    adjoint_rows &rows, cg_rows &cg, const rows_launch &all,
-                                                    rows_count &count)
-{
-    const heavy_work &heavy = *all.heavy;
-    const float *const from = heavy.vectors + sys.sm.listed * listed_vectors<DIM> + threadIdx.x;
-    const lane_vector x = sys.vector(VECTOR_X), b = sys.vector(VECTOR_B);
-    const float square = sys.units.key * sys.units.key;
-    float bb[2] = { 0, 0 };
-    load_mean_keys(half_rows_system<DIM, DECAYED>(sys, all, count));
-#pragma unroll 8
-    for (int n = 0; n < DIM / 2; n++) {
-        const float at = from[listed_vector<DIM> + n * THREADS];
-        x.put(n, square * from[n * THREADS]), b.put(n, at);
-        bb[n / 2 % 2] += at * at;
-    }
-    cg = {};
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        const int64_t line = sys.sm.listed * ROWS + sys.r.at[row];
-        const adjoint_row own = heavy.adjoint[line];
-        const row_weight weight = heavy.weight[line];
-        rows.rest[row] = own.rest, rows.peak[row] = own.peak, rows.b_unit[row] = own.unit;
-        rows.lse2[row] = weight.lse2, rows.largest[row] = weight.largest;
-        cg.unit[row] = 1, cg.bb[row] = quad_sum(bb[row]);
-    }
-    set_weights(sys, rows.lse2, rows.largest);
-    ridge = ridge_in_units(all.p, all.a, sys.block, sys.r, sys.units, rows.largest);
-    put_ridge(sys);
-}
-
 /* ------------------------------------------------------------------ from the solution on */
 
-/* The solution becomes the direction, in PARTS parts: `hard`, the rows that see keys and whose true residual
- * then misses. */
-template <int PARTS, int DIM, bool DECAYED>
-static __device__ __forceinline__ row_direction check_rows(const half_system<DIM, DECAYED> &stored,
-                                                           const cg_rows &cg, const bool (&wanted)[2],
-                                                           const cg_tolerance &tolerance, bool (&hard)[2])
-{
-    const row_pair r = stored.r;
-    const row_ridge ridge = stored.ridge;
-    const half_system<DIM, DECAYED> sys = system_in_registers(stored, r, ridge);
-    const lane_vector b = sys.vector(VECTOR_B);
-    float y[DIM / TILE_SIDE][8][4], error2[2] = { 0, 0 }, residual;
-    row_direction own = {};
-    direction_from_solution<PARTS>(sys, y, own);
-    compute_image<PARTS>(y, sys, own);
-#pragma unroll
-    for (int n = 0; n < DIM / 2; n++) {
-        const float rest = b.get(n) - y[n / 32][n / 4 % 8][n % 4];
-        error2[n / 2 % 2] += rest * rest;
-    }
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        const bool good = accepted(cg, tolerance, row, quad_sum(error2[row]), &residual) &&
-                          sys.ridge.least[row] > BLOCK_LEAST_RIDGE * cg.most[row];
-        hard[row] = sys.r.lo[row] < sys.r.hi[row] && !(wanted[row] && good);
-    }
-    return own;
-}
+/* y, from the solution in the scratch, and do, which lies in its stage. */
+struct scratch_source {
+    const row_pair &r;
+    lane_vector x;
+    float unit[2]; /* of x */
+    const __half *grad_o;
 
-/* Writes y, which is the direction, and what query_kernel wants to know; hard rows go on the list for
- * float64. */
-template <int PARTS, int DIM, bool DECAYED>
-static __device__ __forceinline__ void put_rows(const half_rows_system<DIM, DECAYED> &rs, const cg_rows &cg,
-                                                const row_direction &own, const adjoint_rows &rows,
-                                                const bool (&hard)[2])
+    __device__ __forceinline__ float2 y(int n, int e) const
+    {
+        return { unit[e / 2] * x.get(4 * n + e), unit[e / 2] * x.get(4 * n + e + 1) };
+    }
+    __device__ __forceinline__ float2 grad(int n, int e) const { return wide_pair(grad_o, r, n, e, true); }
+};
+
+/* Have the probes of the block one fp16 part, times powers of two? All threads of the block call it. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ bool probes_in_one_part(const half_rows_system<DIM, DECAYED> &rs)
 {
-    const loam_problem &p = rs.sys.p;
-    const float inverse = power_inverse(rs.sys.units.key);
-    const bool by_max = p.ridge_unit == LOAM_RIDGE_MAX;
-    float unit[2];
-#pragma unroll
-    for (int row = 0; row < 2; row++)
-        unit[row] = hard[row] ? 0 : cg.unit[row] * rows.b_unit[row] * own.unit[row] * inverse * inverse;
-#pragma unroll 4
+    uint32_t bits = 0;
+#pragma unroll 8
     for (int n = 0; n < DIM / 4; n++) {
-        const int row = n % 2, c = column_of(n / 2, 0);
-        const float2 y = direction_pair<PARTS>(rs.sys, n / 2, 2 * row);
-        if (rs.r.real[row])
-            save_pair(rs.all.arrays.y, rs.line(row), c, p.dim_qk, unit[row] * y.x, unit[row] * y.y);
+        const float2 rho = rs.key_pair(rs.all.saved.rho, n % 2, column_of(n / 2, 0));
+        bits |= __float_as_uint(rho.x) | __float_as_uint(rho.y);
+    }
+    return __syncthreads_and((bits & 0x1fff) == 0);
+}
+
+/* Completes a block whose solve has ended; rows that fp16 cannot hold, and those whose ridge is too small,
+ * have y = 0 here and are for float64. accept: of residuals. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ bool finish_rows(half_system<DIM, DECAYED> &sys, row_ridge &ridge,
+                                                   const rows_launch &all, rows_count &count,
+                                                   const cg_rows &cg, const adjoint_rows &rows,
+                                                   const bool (&wanted)[2], float accept, bool last)
+{
+    __half *const grad_o = sys.sm.stage[pair_stages<DIM>::grad_o];
+    const float inverse = power_inverse(sys.units.key);
+    const bool by_max = all.p.ridge_unit == LOAM_RIDGE_MAX;
+    const float ridge_unit[2] = { by_max ? rows.largest[0] : 1, by_max ? rows.largest[1] : 1 };
+    scratch_source source = { sys.r, sys.vector(VECTOR_X), {}, grad_o };
+    solved_aim aim = {
+        {}, accept, last, !last && probes_in_one_part(half_rows_system<DIM, DECAYED>(sys, all, count))
+    };
+    adjoint_row own[2];
+    if (threadIdx.x == 0) {
+        barrier_expect(&sys.sm.query_full, DIM * TILE_SIDE * 2);
+        load_row_tile(sys, grad_o, all.maps.grad_o);
     }
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        if (!rs.r.real[row] || threadIdx.x % 4 != 0) continue;
-        row_scalars rec = {};
-        rec.gbar_rest = rows.rest[row], rec.peak = rows.peak[row];
-        rec.unit = by_max ? rows.largest[row] : 1;
-        rs.all.arrays.record[rs.line(row)] = rec;
-        if (hard[row]) {
-            const hard_row left = { rs.sys.sm.block, rs.r.at[row], cg.iterations[row] };
-            rs.all.work.hard[atomicAdd(rs.all.work.hard_count, 1ull)] = left;
-        }
+        const bool solved = wanted[row] && ridge.least[row] > BLOCK_LEAST_RIDGE * cg.most[row];
+        const float unit = cg.unit[row] * rows.b_unit[row];
+        own[row] = { rows.rest[row], rows.peak[row], unit };
+        source.unit[row] = solved ? unit * inverse * inverse : 0;
+        aim.bb[row] = cg.bb[row] * unit * unit;
     }
+    ridge = row_ridge_of(all.p, all.a, sys.block, sys.r, ridge_unit);
+    barrier_wait(&sys.sm.query_full, count.rows++ % 2);
+    return finish_solution(sys, all, count, source, own, rows.lse2, rows.largest, aim);
 }
 
-/* As in forward where gradients follow, but that one part is accepted at a larger residual: its error enters
- * the gradients once. SOLVED: by row matrices. */
-template <int PARTS, int DIM, bool SOLVED>
-static __device__ __forceinline__ cg_tolerance half_tolerance()
+/* As in forward where gradients follow. Residuals of one part are accepted below HALF_ACCEPT: their error
+ * enters the gradients once. */
+#define HALF_ACCEPT 1e-2f
+template <int PARTS, int DIM> static __device__ __forceinline__ cg_tolerance half_tolerance()
 {
-    return SOLVED       ? cg_tolerance{ 0, 0, 3.5e-3f, 0, 0, true, 0 }
-           : PARTS == 1 ? cg_tolerance{ 6e-3f, 3e-3f, 3e-2f, 8, 0.62f, false, 0 }
-                        : cg_tolerance{ 3e-4f, 3e-4f, 1e-2f, 28, 0, false, DIM == 64 ? 64.0f : 96.0f };
+    return PARTS == 1 ? cg_tolerance{ 6e-3f, 3e-3f, 3e-2f, 8, 0.62f, false, 0 }
+                      : cg_tolerance{ 3e-4f, 3e-4f, 1e-2f, 28, 0, false, DIM == 64 ? 64.0f : 96.0f };
 }
 
 /* Queries of the block by bulk copy, and do in the place of the direction. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void load_block_rows(half_system<DIM, DECAYED> &sys,
-                                                       const rows_launch &all, rows_count &count)
+static __device__ __forceinline__ void load_block_rows(half_system<DIM, DECAYED> &sys, const rows_launch &all,
+                                                       rows_count &count)
 {
     load_block_queries(sys, count.rows++);
     if (threadIdx.x == 0) {
@@ -272,8 +235,8 @@ static __device__ __forceinline__ void load_block_rows(half_system<DIM, DECAYED>
     barrier_wait(&sys.sm.query_full, count.rows++ % 2);
 }
 
-/* Computes y of the block in PARTS parts, or leaves it to row matrices; false where PARTS is not enough. */
-template <int PARTS, int DIM, bool DECAYED, bool SOLVED>
+/* Computes the block in PARTS parts, or leaves it to row matrices; false where PARTS is not enough. */
+template <int PARTS, int DIM, bool DECAYED>
 static __device__ __forceinline__ bool half_block(pairs_shared<DIM, __half> &sm, rows_count &count,
                                                   const rows_launch &all, float *scratch)
 {
@@ -289,34 +252,25 @@ static __device__ __forceinline__ bool half_block(pairs_shared<DIM, __half> &sm,
     adjoint_rows &rows = in_memory(rows_storage);
     cg_rows k_storage;
     cg_rows &cg = in_memory(k_storage);
-    const cg_tolerance tolerance = half_tolerance<PARTS, DIM, SOLVED>();
+    const cg_tolerance tolerance = half_tolerance<PARTS, DIM>();
     half_system<DIM, DECAYED> &sys = in_memory(sys_storage);
-    bool wanted[2], hard[2];
-    if constexpr (SOLVED) {
-        load_block_queries(sys, count.rows++);
-        load_adjoint(sys, ridge, rows, cg, all, count);
-        wanted[0] = within_range(sys, rows.largest, 0), wanted[1] = within_range(sys, rows.largest, 1);
-    } else {
-        float drho[DIM / TILE_SIDE][8][4];
-        load_block_rows(sys, all, count);
-        first_sweep<PARTS>(sys, ridge, rows, all, count, drho);
-        wanted[0] = within_range(sys, rows.largest, 0), wanted[1] = within_range(sys, rows.largest, 1);
-        start_adjoint(sys, cg, drho, wanted);
-        cg_run<PARTS>(sys, cg, tolerance);
-        const float bound = PARTS == 1 ? tolerance.accept * tolerance.accept : 0;
-        if (__syncthreads_or((cg.live[0] && cg.rr[0] > bound * cg.bb[0]) ||
-                             (cg.live[1] && cg.rr[1] > bound * cg.bb[1]))) {
-            if (PARTS == 2) put_adjoint(sys, all, cg, rows);
-            return PARTS == 2;
-        }
+    float drho[DIM / TILE_SIDE][8][4];
+    load_block_rows(sys, all, count);
+    first_sweep<PARTS>(sys, ridge, rows, all, count, drho);
+    const bool wanted[2] = { within_range(sys, rows.largest, 0), within_range(sys, rows.largest, 1) };
+    start_adjoint(sys, cg, drho, wanted);
+    cg_run<PARTS>(sys, cg, tolerance);
+    const float bound = PARTS == 1 ? tolerance.accept * tolerance.accept : 0;
+    if (__syncthreads_or((cg.live[0] && cg.rr[0] > bound * cg.bb[0]) ||
+                         (cg.live[1] && cg.rr[1] > bound * cg.bb[1]))) {
+        if (PARTS == 2) put_adjoint(sys, all, cg, rows);
+        return PARTS == 2;
     }
-    const row_direction own = check_rows<PARTS>(sys, cg, wanted, tolerance, hard);
-    if (PARTS == 1 && __syncthreads_or((wanted[0] && hard[0]) || (wanted[1] && hard[1]))) return false;
-    put_rows<PARTS>(half_rows_system<DIM, DECAYED>(sys, all, count), cg, own, rows, hard);
-    return true;
+    return finish_rows(sys, ridge, all, count, cg, rows, wanted, PARTS == 1 ? HALF_ACCEPT : SOLVED_ACCEPT,
+                       PARTS == 2);
 }
 
-template <int PARTS, int DIM, bool DECAYED, bool SOLVED>
+template <int PARTS, int DIM, bool DECAYED>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     half_rows_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                      const __grid_constant__ rows_plan plan, const int64_t blocks, const bool listed)
@@ -326,25 +280,26 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const solve_work &work = plan.work;
     const rows_launch all = { p, a, plan.saved, plan.rows, work, plan.maps, &plan.copy, &plan.heavy };
     const solve_launch solve = { p, a, plan.saved, work, plan.maps.all, &plan.copy, &plan.heavy };
-    const block_list unlisted = {}, list = { work.next_listed, work.listed, work.listed_count },
-                     ended = { work.next_ended, plan.heavy.listed, work.heavy_count };
+    const block_list unlisted = {}, list = { work.next_listed, work.listed, work.listed_count };
     rows_count count = {};
     launch_dependents();
     if (threadIdx.x == 0) {
         for (int n = 0; n < (int)ring_stages<DIM>; n++)
             barrier_init(&sm.full[n], 1);
+        pair_barriers<DIM> *const pairs = (pair_barriers<DIM> *)(swizzled_memory + pair_barriers_at<DIM>);
+        for (int n = 0; n < (int)ring_stages<DIM> - 1; n++)
+            barrier_init(&pairs->full[n], 1);
         barrier_init(&sm.query_full, 1);
         fence_async_proxy();
         sm.scratch = claim_scratch(work);
     }
     for (;;) {
         __syncthreads();
-        if (threadIdx.x == 0)
-            claim_block<PARTS, DECAYED, true>(sm, solve, blocks, SOLVED ? ended : listed ? list : unlisted);
+        if (threadIdx.x == 0) claim_block<PARTS, DECAYED, true>(sm, solve, blocks, listed ? list : unlisted);
         __syncthreads();
         if (sm.block < 0) break;
         float *scratch = work.scratch + (int64_t)sm.scratch * VECTORS * (DIM / 2) * THREADS;
-        const bool solved = half_block<PARTS, DIM, DECAYED, SOLVED>(sm, count, all, scratch);
+        const bool solved = half_block<PARTS, DIM, DECAYED>(sm, count, all, scratch);
         if (!solved && threadIdx.x == 0) work.listed[atomicAdd(work.listed_count, 1ull)] = (int32_t)sm.block;
     }
     if (threadIdx.x == 0) {
@@ -354,16 +309,46 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if (PARTS == 1) wait_for_previous_launch();
 }
 
+/* What the kernels here write of rows is of keys as they lie; key_kernel has them relative to the first key
+ * of the sequence. A warp for each row at a time. */
+static __global__ void __launch_bounds__(THREADS)
+    relative_records_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                            const local_saved saved, const row_arrays arrays)
+{
+    const row_block block = row_block_at(p, a, blockIdx.x);
+    const int64_t d = p.dim_qk, k = LOCAL_AT(a.k, block.s.b, block.h_kv, block.s.k0);
+    if (block.rows <= 0 || block.s.nk <= 0 || arrays.state[blockIdx.x] == ROWS_PENDING) return;
+    for (int at = threadIdx.x / 32; at < block.rows; at += THREADS / 32) {
+        const int64_t line = local_row(&p, &block.s, block.h, block.i0 + at),
+                      q = LOCAL_AT(a.q, block.s.b, block.h, block.s.q0 + block.i0 + at);
+        float score = 0, rho = 0, y = 0;
+        for (int64_t c = threadIdx.x % 32; c < d; c += 32) {
+            const float origin = load_real<float>(a.k.data, p.dtype, k + c);
+            score += load_real<float>(a.q.data, p.dtype, q + c) * origin;
+            rho += ((const float *)saved.rho)[line * d + c] * origin;
+            y += arrays.y[line * d + c] * origin;
+        }
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) {
+            score += __shfl_xor_sync(0xffffffffu, score, step);
+            rho += __shfl_xor_sync(0xffffffffu, rho, step), y += __shfl_xor_sync(0xffffffffu, y, step);
+        }
+        row_scalars &rec = arrays.record[line];
+        if (threadIdx.x % 32 != 0) continue;
+        rec.lse -= (float)p.scale * score, rec.rho_kbar -= rho, rec.y_kbar -= y;
+    }
+}
+
 /* ------------------------------------------------------------------ the launches */
 
-template <int PARTS, int DIM, bool DECAYED, bool SOLVED = false>
+template <int PARTS, int DIM, bool DECAYED>
 static loam_status launch_pass(const loam_problem *p, const loam_args *a, const rows_plan *plan, bool listed,
                                loam_error *error)
 {
     const int64_t blocks = (int64_t)row_blocks(p), most = plan->work.scratches;
-    return cuda_launch("half_rows_kernel", half_rows_kernel<PARTS, DIM, DECAYED, SOLVED>,
-                       most < blocks ? most : blocks, THREADS, sizeof(pairs_shared<DIM, __half>), a->stream,
-                       PARTS == 1, error, *p, *a, *plan, blocks, listed);
+    return cuda_launch("half_rows_kernel", half_rows_kernel<PARTS, DIM, DECAYED>,
+                       most < blocks ? most : blocks, THREADS, rows_shared_bytes<DIM>, a->stream, PARTS == 1,
+                       error, *p, *a, *plan, blocks, listed);
 }
 
 /* Blocks with few keys in two parts, where scores decay all; beside them all others in one part; then those
@@ -377,19 +362,21 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const rows_
         TRY((launch_pass<2, DIM, DECAYED>(p, a, plan, true, error)));
     }
     TRY(heavy_adjoint(p, a, &plan->work, &plan->copy, &plan->heavy, &plan->maps.all, error));
-    return launch_pass<2, DIM, DECAYED, true>(p, a, plan, false, error);
+    return rows_solved(p, a, plan, error);
 }
 
 loam_status local_rows_solved_half_hopper(const loam_problem *p, const loam_args *a, const row_arrays *rows,
                                           void *memory, loam_error *error)
 {
     auto *const queue = local_padded_dim(p) == 64 ? p->decay ? launch<64, true> : launch<64, false>
-                        : p->decay                ? launch<128, true>
+                        : p->decay ? launch<128, true>
                                                   : launch<128, false>;
     rows_plan plan, narrow;
     TRY(begin_plan(&plan, p, a, rows, memory, error));
     TRY(narrow_plan(p, &plan, &narrow, error));
     TRY(queue(p, a, &narrow, error));
     TRY(local_adjoint_double_cuda(p, a, rows, memory, error));
-    return local_query_gradient_wide_cuda(p, a, rows, error);
+    TRY(local_query_gradient_wide_cuda(p, a, rows, error));
+    return cuda_launch("relative_records_kernel", relative_records_kernel, (int64_t)row_blocks(p), THREADS, 0,
+                       a->stream, false, error, *p, *a, plan.saved, *rows);
 }

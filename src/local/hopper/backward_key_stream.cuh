@@ -29,10 +29,12 @@ enum { TERM_LSE, TERM_CENTRE, TERM_UNIT, TERM_E, GIVEN_TERMS, TERM_PEAK = GIVEN_
  * without it that would be 2^-24. */
 template <class T> constexpr float key_raise = is_half<T> ? 14.0f : 0.0f;
 
-/* Powers of two, at most 1, that hold operands of float16 within its range: factors of ds and p E, and of p
- * (1 - u) where there is a probe. */
+/* Powers of two that hold operands of float16 within its range: factors of ds and p E, and of p (1 - u)
+ * where there is a probe. Where it is solved, of E, and of p (1 - u); error: of p E instead of the latter;
+ * probe: of products with rho. */
 struct key_folds {
-    float dk, dv;
+    float dk, dv, error, probe;
+    bool taken; /* the head is for these kernels */
 };
 
 /* Of a kernel: numbers of type T, tiles of DIM channels, what probe there is, scores that decay or do not. */
@@ -76,10 +78,10 @@ template <class S> struct key_pass_shared {
                [S::queries]; /* G of the rows, hi and lo (local/decay.h), where scores decay */
 };
 
-/* Undoes a fold, and key_raise. */
-template <class S> static __device__ __forceinline__ float unraised(float fold)
+/* Undoes a fold (where the probe is solved, both), and key_raise. */
+template <class S> static __device__ __forceinline__ float unraised(const key_folds &all, float fold)
 {
-    return S::folded ? exp2f(-key_raise<typename S::type>) / fold : 1;
+    return !S::folded ? 1 : exp2f(-key_raise<typename S::type>) / (S::solved ? all.dk * all.dv : fold);
 }
 
 /* The folds of the keys of a block, by what the pass over rows found (key_falls); ds here has the scale
@@ -88,23 +90,29 @@ template <class S>
 static __device__ __forceinline__ key_folds key_folds_of(const loam_problem &p, const row_arrays &arrays,
                                                          const key_block &block, unsigned n)
 {
-    if (!S::folded) return { 1, 1 };
+    if (!S::folded) return { 1, 1, 1, 1, true };
     const int64_t sequence = n / p.heads_kv % p.batch, at = sequence * p.heads_kv + block.h_kv;
+    if (S::solved) {
+        const key_scale own = local_key_scales(&p, arrays.state)[at];
+        return { own.grad, own.fold, own.fold / own.probe, 1 / own.probe, own.tame != 0 };
+    }
     const float scale = fabsf((float)p.scale);
     const int by_scale = S::probed && scale > 1 ? ilogbf(scale) + 1 : 0;
-    return { exp2f(-(float)(arrays.state[at] + by_scale)),
-             exp2f(-(float)arrays.state[key_falls(p) / 2 + at]) };
+    return { exp2f(-(float)(arrays.state[at] + by_scale)), exp2f(-(float)arrays.state[key_falls(p) / 2 + at]),
+             1, 1, true };
 }
 
 struct key_maps {
     CUtensorMap k, v, query[4], lo[4]; /* of the tiles of a stage; lo: of their lo parts */
 };
 
-/* rho and y in two bf16 parts, hi and lo, [rows][channels of a tile]; centre: the products of the hi parts of
- * rho and y with kbar, [rows]. */
+/* rho and y in two parts of 16 bits, hi and lo, [rows][channels of a tile]; centre: the products of the hi
+ * parts of rho and y with kbar, [rows]. In fp16 directions and do have the powers of two of their head,
+ * centre is for both parts where a tile has two, and lse is that of keys as they lie. */
 struct key_directions {
-    __nv_bfloat16 *rho[2], *y[2];
+    uint16_t *rho[2], *y[2], *grad_o;
     float2 *centre;
+    const float *lse;
 };
 
 /* ------------------------------------------------------------------ which queries see which keys */
@@ -289,12 +297,13 @@ static __device__ __forceinline__ float4 row_terms(const row_arrays &arrays, con
     const float4 a = ((const float4 *)(arrays.record + row))[0],
                  b = ((const float4 *)(arrays.record + row))[1];
     float rho = a.w + b.x, y = b.y + b.z;
-    if (S::solved && !two_parts) {
+    if (S::solved && (S::folded || !two_parts)) {
         const float2 centre = directions.centre[row];
         rho = centre.x, y = centre.y;
     }
     const float centre = a.y + a.z + (S::solved ? y : 0);
-    const float4 terms = { a.x * 1.44269504f, centre, 1 + rho, S::probed ? b.w : 0 };
+    const float lse = S::folded && S::solved ? finite_or_zero(directions.lse[row]) : a.x;
+    const float4 terms = { lse * 1.44269504f, centre, 1 + rho, S::probed ? b.w : 0 };
     if (!S::folded) return terms;
     return { terms.x - key_raise<typename S::type>, terms.y * fold.dk, terms.z * fold.dv,
              terms.w * fold.dk * fold.dv };

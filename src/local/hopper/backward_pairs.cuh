@@ -88,6 +88,7 @@ struct rows_launch {
 
 /* A copy of the system for one pass (system_in_registers), and what else the passes of backward need. */
 template <int DIM, bool DECAYED, class T = __nv_bfloat16> struct rows_system {
+    static constexpr int dim = DIM;
     const row_pair r;
     const row_ridge ridge;
     const pairs_system<DIM, DECAYED, T> sys;

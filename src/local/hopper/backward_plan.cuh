@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * What the launches of the pass over rows share in the backward of Local Linear Attention on Hopper: places in
- * the workspace, and maps of the arrays. */
+ * What the launches of the pass over rows share in the backward of Local Linear Attention on Hopper: places
+ * in the workspace, and maps of the arrays. */
 #ifndef LOAM_LOCAL_HOPPER_BACKWARD_PLAN_CUH
 #define LOAM_LOCAL_HOPPER_BACKWARD_PLAN_CUH
 

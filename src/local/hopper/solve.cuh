@@ -763,8 +763,8 @@ struct block_list {
 
 /* Takes the next block of rows for this launch: its number, -1 where there is none, its rows, and its place
  * on the list. Without a list (next NULL) it takes those blocks whose first row sees few keys where it has
- * two parts, or the others, but (without ALL) none whose keys stay in shared memory; where scores decay, few keys have
- * weight and all blocks take two parts. One thread calls it. */
+ * two parts, or the others, but (without ALL) none whose keys stay in shared memory; where scores decay, few
+ * keys have weight and all blocks take two parts. One thread calls it. */
 template <int PARTS, bool DECAYED, bool ALL = false, int DIM, class T>
 static __device__ __forceinline__ void claim_block(solver_shared<DIM, T> &sm, const solve_launch &all,
                                                    int64_t blocks, const block_list &list)
