@@ -100,6 +100,7 @@ template <int DIM, bool DECAYED, class T = __nv_bfloat16> struct rows_system {
         : r(from.r), ridge(from.ridge), sys(system_in_registers(from, r, ridge)), all(launch), count(counts)
     {
     }
+    __device__ __forceinline__ loam_dtype dtype() const { return sys.p.dtype; }
     __device__ __forceinline__ T *stage(unsigned n) const { return sys.sm.stage[n]; }
     __device__ __forceinline__ uint64_t *full(unsigned n) const
     {

@@ -18,6 +18,7 @@ template <int TILES> struct resident_rows {
 
     int64_t first; /* the line of the block's first row in arrays over rows */
 
+    __device__ __forceinline__ loam_dtype dtype() const { return LOAM_BF16; }
     __device__ __forceinline__ int64_t line(int row) const { return first + r.at[row]; }
     __device__ __forceinline__ float2 key_pair(const void *array, int row, int c) const
     {

@@ -323,7 +323,7 @@ static __device__ __forceinline__ void put_solved(const ROWS &rs,
             const float *const ds = &q[n / 8][n % 8][e];
             of_scale[row] += ds[0] * rs.target(row, c) + ds[1] * rs.target(row, c + 1);
             if (a.grad_q.data)
-                store_pair(a.grad_q.data, sys.p.dtype, to, c, sys.p.dim_qk, scale * ds[0] - y.x,
+                store_pair(a.grad_q.data, rs.dtype(), to, c, sys.p.dim_qk, scale * ds[0] - y.x,
                            scale * ds[1] - y.y);
         }
     }
