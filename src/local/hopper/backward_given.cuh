@@ -18,10 +18,10 @@
 #ifndef LOAM_LOCAL_HOPPER_BACKWARD_GIVEN_CUH
 #define LOAM_LOCAL_HOPPER_BACKWARD_GIVEN_CUH
 
-#include "src/gpu/blocks.cuh"
 #include "src/local/hopper/backward_given_pairs.cuh"
 #include "src/local/hopper/channels.cuh"
 #include "src/local/hopper/maps.cuh"
+#include "src/local/hopper/order.cuh"
 
 /* Tensor maps of the arrays. */
 struct given_backward_maps {
@@ -373,13 +373,14 @@ template <class S>
 static __device__ __forceinline__ void consume_rows(given_backward_shared<S> &sm,
                                                     given_backward_barriers<S> &bar, const loam_problem &p,
                                                     const loam_args &a, const local_saved &saved,
-                                                    const row_arrays &arrays, unsigned blocks)
+                                                    const row_arrays &arrays, const block_order &order,
+                                                    unsigned blocks)
 {
     const int group = S::shared_rows ? 0 : (int)threadIdx.x / THREADS;
     unsigned row_count = 0, count = 0;
     for (unsigned round = 0; has_round<S::stays>(blocks, round); round++) {
-        const unsigned n = block_of_round(blocks, round);
-        if (n >= blocks) continue;
+        const unsigned place = block_of_round(blocks, round), n = block_in_order(order, place);
+        if (place >= blocks) continue;
         const row_block block = row_block_at<S::rows>(p, a, n);
         if (block.rows <= 0) continue;
         const row_pair r = given_rows_of<S>(p, block);
@@ -402,8 +403,8 @@ static __device__ __forceinline__ void consume_rows(given_backward_shared<S> &sm
 template <class S>
 __global__ void __launch_bounds__(GIVEN_THREADS, 1)
     given_rows_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
-                             const local_saved saved, const row_arrays arrays, const unsigned blocks,
-                             const __grid_constant__ given_backward_maps maps)
+                             const local_saved saved, const row_arrays arrays, const block_order order,
+                             const unsigned blocks, const __grid_constant__ given_backward_maps maps)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     __shared__ given_backward_barriers<S> bar;
@@ -420,7 +421,7 @@ __global__ void __launch_bounds__(GIVEN_THREADS, 1)
         if (threadIdx.x != GIVEN_GROUPS * THREADS) return;
         unsigned row_count = 0, count = 0;
         for_each_block<S::stays>(blocks, [&](unsigned n) {
-            const row_block block = row_block_at<S::rows>(p, a, n);
+            const row_block block = row_block_at<S::rows>(p, a, block_in_order(order, n));
             if (block.rows <= 0) return;
             if (S::stays && row_count > 0) prefetch_saved<S>(p, saved, block);
             produce_block(sm, bar, maps, a, block, row_count++, count);
@@ -428,21 +429,28 @@ __global__ void __launch_bounds__(GIVEN_THREADS, 1)
     } else {
         registers_acquire<240>();
         if (threadIdx.x >= THREADS) pingpong_arrive(1);
-        consume_rows(sm, bar, p, a, saved, arrays, blocks);
+        consume_rows(sm, bar, p, a, saved, arrays, order, blocks);
     }
 }
 
 /* ------------------------------------------------------------------ the launches */
 
+template <class S> static int64_t row_blocks(const loam_problem *p)
+{
+    return (p->len_q + S::rows - 1) / S::rows * p->batch * p->heads_q;
+}
+
 template <class S>
 static loam_status launch(const loam_problem *p, const loam_args *a, const row_arrays *rows,
                           loam_error *error)
 {
-    const int64_t blocks = (p->len_q + S::rows - 1) / S::rows * p->batch * p->heads_q;
+    const int64_t blocks = row_blocks<S>(p);
     int64_t grid;
     TRY(cuda_grid_that_stays(blocks, S::stays, &grid, error));
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
     given_backward_maps maps = {};
+    block_order order;
+    TRY(local_row_order_hopper(&order, p, blocks, error));
     TRY(query_map_make(&maps.q, p, &a->q, p->dim_qk, TILE_SIDE, error));
     TRY(query_map_make(&maps.grad_o, p, &a->grad_o, p->dim_v, TILE_SIDE, error));
     if (S::probed) TRY(query_map_make(&maps.probe, p, &a->probe, p->dim_qk, TILE_SIDE, error));
@@ -451,7 +459,7 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const row_a
     constexpr size_t shared = sizeof(given_backward_shared<S>);
     TRY(cuda_allow_shared((const void *)given_rows_kernel_hopper<S>, shared, error));
     given_rows_kernel_hopper<S><<<(unsigned)grid, GIVEN_THREADS, shared, (cudaStream_t)a->stream>>>(
-        *p, *a, saved, *rows, (unsigned)blocks, maps);
+        *p, *a, saved, *rows, order, (unsigned)blocks, maps);
     return cuda_launched("given_rows_kernel_hopper", error);
 }
 
@@ -466,8 +474,10 @@ static loam_status launch_decayed(const loam_problem *p, const loam_args *a, con
         return launch<given_backward<T, DIM, PROBED, SCALED || always_scaled, true, false>>(p, a, rows,
                                                                                             error);
     if constexpr (DIM == 64) {
-        if (p->len_q <= GIVEN_SHORT)
-            return launch<given_backward<T, DIM, PROBED, SCALED, false, true>>(p, a, rows, error);
+        typedef given_backward<T, DIM, PROBED, SCALED, false, true> S;
+        bool stay = false;
+        TRY(local_blocks_stay_hopper(&stay, p->len_q, row_blocks<S>(p), error));
+        if (stay) return launch<S>(p, a, rows, error);
     }
     return launch<given_backward<T, DIM, PROBED, SCALED, false, false>>(p, a, rows, error);
 }

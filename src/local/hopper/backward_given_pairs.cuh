@@ -12,7 +12,6 @@
 enum {
     GIVEN_GROUPS = 2,
     GIVEN_THREADS = (GIVEN_GROUPS + 1) * THREADS,
-    GIVEN_SHORT = 1024 /* up to so many queries thread blocks stay */
 };
 
 /* Weights of float16 are raised by so many powers of 2 at first: that, and how far rows lower it, is their

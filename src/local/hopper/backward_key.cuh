@@ -3,9 +3,9 @@
 #ifndef LOAM_LOCAL_HOPPER_BACKWARD_KEY_CUH
 #define LOAM_LOCAL_HOPPER_BACKWARD_KEY_CUH
 
-#include "src/gpu/blocks.cuh"
 #include "src/local/hopper/backward_key_pairs.cuh"
 #include "src/local/hopper/maps.cuh"
+#include "src/local/hopper/order.cuh"
 
 /* The state of the first 64 rows of the sequence of block n: row_arrays.state counts such blocks from the
  * sequence's end. */
@@ -76,8 +76,8 @@ static __device__ __forceinline__ key_consumer<S> key_consumer_of(key_pass_share
 template <class C>
 __global__ void __launch_bounds__(KEY_THREADS, 1)
     key_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
-                      const row_arrays arrays, const key_directions directions, const unsigned blocks,
-                      const __grid_constant__ key_maps maps)
+                      const row_arrays arrays, const key_directions directions, const block_order order,
+                      const unsigned blocks, const __grid_constant__ key_maps maps)
 {
     typedef typename C::shape S;
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
         registers_release<24>();
         if (warp == 0 ? threadIdx.x % 32 != 0 : warp > term_warps) return;
         for_each_block<C::stays>(blocks, [&](unsigned n) {
-            const key_task<S> task(p, a, arrays, n);
+            const key_task<S> task(p, a, arrays, block_in_order(order, n));
             if (task.block.stored <= 0) return;
             if (warp == 0)
                 produce_tiles(sm, maps, task.block, task.v, task.t, block_count++, count);
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
     for (unsigned round = 0; has_round<C::stays>(blocks, round); round++) {
         const unsigned n = block_of_round(blocks, round);
         if (n >= blocks) continue;
-        const key_task<S> task(p, a, arrays, n);
+        const key_task<S> task(p, a, arrays, block_in_order(order, n));
         if (task.block.stored <= 0) continue;
         C::consume_block(sm, p, a, task, by_max, group, block_count++, count);
     }
@@ -155,13 +155,18 @@ static loam_status make_maps(key_maps *maps, const loam_problem *p, const loam_a
     return LOAM_OK;
 }
 
+template <class S> static int64_t key_blocks(const loam_problem *p)
+{
+    return (p->len_kv + S::rows - 1) / S::rows * p->batch * p->heads_kv;
+}
+
 /* C: the consumers. Its shape: a key_shape; stays: whether thread blocks stay; consume_block. */
 template <class C>
 static loam_status launch_keys(const loam_problem *p, const loam_args *a, const row_arrays *rows,
                                void *memory, loam_error *error)
 {
     typedef typename C::shape S;
-    const int64_t blocks = (p->len_kv + S::rows - 1) / S::rows * p->batch * p->heads_kv;
+    const int64_t blocks = key_blocks<S>(p);
     const cudaStream_t stream = (cudaStream_t)a->stream;
     int64_t grid;
     TRY(cuda_grid_that_stays(blocks, C::stays, &grid, error));
@@ -174,12 +179,14 @@ static loam_status launch_keys(const loam_problem *p, const loam_args *a, const 
             <<<(unsigned)tiles, 256, 0, stream>>>(*p, *a, saved, *rows, directions);
         TRY(cuda_launched("split_directions_kernel", error));
     }
+    block_order order;
+    TRY(local_key_order_hopper(&order, p, blocks, error));
     key_maps maps;
     TRY(make_maps<S>(&maps, p, a, &directions, error));
     constexpr size_t shared = sizeof(key_pass_shared<S>);
     TRY(cuda_allow_shared((const void *)key_kernel_hopper<C>, shared, error));
-    key_kernel_hopper<C>
-        <<<(unsigned)grid, KEY_THREADS, shared, stream>>>(*p, *a, *rows, directions, (unsigned)blocks, maps);
+    key_kernel_hopper<C><<<(unsigned)grid, KEY_THREADS, shared, stream>>>(*p, *a, *rows, directions, order,
+                                                                          (unsigned)blocks, maps);
     return cuda_launched("key_kernel_hopper", error);
 }
 

@@ -299,9 +299,11 @@ static loam_status launch_staying(const loam_problem *p, const loam_args *a, con
         return launch_keys<run_consumers<key_shape<T, DIM, DIRECTIONS, true>, false>>(p, a, rows, memory,
                                                                                       error);
     typedef key_shape<T, DIM, DIRECTIONS, false> S;
-    return p->len_kv <= KEY_SHORT && p->len_q <= KEY_SHORT
-               ? launch_keys<run_consumers<S, true>>(p, a, rows, memory, error)
-               : launch_keys<run_consumers<S, false>>(p, a, rows, memory, error);
+    const int64_t tokens = p->len_kv > p->len_q ? p->len_kv : p->len_q;
+    bool stay = false;
+    TRY(local_blocks_stay_hopper(&stay, tokens, key_blocks<S>(p), error));
+    return stay ? launch_keys<run_consumers<S, true>>(p, a, rows, memory, error)
+                : launch_keys<run_consumers<S, false>>(p, a, rows, memory, error);
 }
 
 template <class T, int DIM>

@@ -14,7 +14,6 @@
 enum {
     KEY_GROUPS = 2, /* of consumers */
     KEY_THREADS = (KEY_GROUPS + 1) * 128,
-    KEY_SHORT = 1024 /* up to so many tokens thread blocks stay */
 };
 
 /* The tiles of a stage. */

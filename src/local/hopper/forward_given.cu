@@ -10,12 +10,12 @@
  * values also overlaps with the weights of the next tile. The last warpgroup produces: one warp copies keys
  * and values, one thread the rows, and one warp computes decays. Scores and their maxima are to base 2.
  */
-#include "src/gpu/blocks.cuh"
 #include "src/gpu/ring.cuh"
 #include "src/local/cuda/forward.h"
 #include "src/local/hopper/decay.cuh"
 #include "src/local/hopper/forward_given_sums.cuh"
 #include "src/local/hopper/maps.cuh"
+#include "src/local/hopper/order.cuh"
 
 /* Of the `tiles` tiles of a block, those in which the rows of a warpgroup see keys: begin .. end - 1. All
  * these rows see keys unmasked_begin .. unmasked_end - 1. */
@@ -56,9 +56,9 @@ struct given_forward_maps {
  * do not depend on the block that it lies in. */
 template <class S>
 static __device__ __forceinline__ row_block given_block_at(const loam_problem &p, const loam_args &a,
-                                                           unsigned n, int rows)
+                                                           const block_order &order, unsigned n, int rows)
 {
-    row_block block = row_block_of(p, a, n / S::parts, rows);
+    row_block block = row_block_of(p, a, block_in_order(order, n / S::parts), rows);
     block.first -= block.first % S::keys;
     return block;
 }
@@ -96,14 +96,14 @@ static __device__ __forceinline__ tile_range tiles_of(const loam_problem &p, con
 template <class S>
 static __device__ __forceinline__ void produce_rows(given_forward_shared<S> &sm, const loam_problem &p,
                                                     const loam_args &a, const given_forward_maps &maps,
-                                                    unsigned blocks, int rows)
+                                                    const block_order &order, unsigned blocks, int rows)
 {
     constexpr unsigned bytes = (S::probed ? 2 : 1) * S::dim * ROWS * 2;
     unsigned count = 0;
     for_each_block(blocks, [&](unsigned n) {
         given_task<S> &task = sm.task[count % TASKS];
         barrier_wait(&sm.task_ring.empty[count % TASKS], count / TASKS % 2 ^ 1);
-        task.block = given_block_at<S>(p, a, n, rows);
+        task.block = given_block_at<S>(p, a, order, n, rows);
         asm volatile("" ::: "memory"); /* no registers for it */
         const row_block &block = task.block;
         if (block.rows <= 0) return;
@@ -640,8 +640,8 @@ static __device__ __forceinline__ void consume_rows(given_forward_shared<S> &sm,
 template <class S>
 __global__ void __launch_bounds__(S::threads, 1)
     given_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
-                        const local_saved saved, const unsigned blocks, const int rows, const float scale2,
-                        const __grid_constant__ given_forward_maps maps)
+                        const local_saved saved, const block_order order, const unsigned blocks,
+                        const int rows, const float scale2, const __grid_constant__ given_forward_maps maps)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     given_forward_shared<S> &sm = *(given_forward_shared<S> *)swizzled_memory;
@@ -662,7 +662,7 @@ __global__ void __launch_bounds__(S::threads, 1)
         if (threadIdx.x / 32 == S::consumers * 4) {
             produce_tiles(sm, maps);
         } else if (threadIdx.x == S::consumers * THREADS + 32) {
-            produce_rows(sm, p, a, maps, blocks, rows);
+            produce_rows(sm, p, a, maps, order, blocks, rows);
         } else if (S::decayed && threadIdx.x / 32 == S::consumers * 4 + 2) {
             if constexpr (S::decayed) produce_decay(sm, a);
         }
@@ -699,6 +699,8 @@ template <class S> static loam_status launch(const loam_problem *p, const loam_a
     TRY(cuda_multiprocessors(&most, error));
     const int rows = rows_of_blocks<S>(p, most);
     const int64_t blocks = blocks_of<S>(p, rows);
+    block_order order;
+    TRY(local_row_order_hopper(&order, p, blocks / S::parts, error));
     TRY(query_map_make(&maps.q, p, &a->q, p->dim_qk, ROWS, error));
     TRY(key_map_make(&maps.k, p, &a->k, p->dim_qk, S::keys, error));
     TRY(key_map_make(&maps.v, p, &a->v, p->dim_v, S::keys, error));
@@ -706,7 +708,7 @@ template <class S> static loam_status launch(const loam_problem *p, const loam_a
     TRY(cuda_allow_shared((const void *)given_kernel_hopper<S>, shared, error));
     given_kernel_hopper<S>
         <<<(unsigned)(blocks < most ? blocks : most), S::threads, shared, (cudaStream_t)a->stream>>>(
-            *p, *a, saved, (unsigned)blocks, rows, (float)(p->scale * LOG2E), maps);
+            *p, *a, saved, order, (unsigned)blocks, rows, (float)(p->scale * LOG2E), maps);
     return cuda_launched("given_kernel_hopper", error);
 }
 
