@@ -101,7 +101,43 @@ struct mesa_adjoint_shared {
     /* H0 x, which waits here for its product with z, and do . S0 x: each element is its thread's own. */
     float4 h0_x[MESA_BLOCKS][MESA_THREADS];
     float do_s0_x[2][MESA_THREADS];
+    int needs_f64[MESA_WARPS];
+    mesa_chunk chunk; /* here so that it occupies no registers during the solves */
 };
+
+/* Stores x, which y and r are free for, and keeps what `read_terms` needs of it. */
+static __device__ __forceinline__ void mesa_finish_x(const mesa_backward_params &s, mesa_adjoint_shared &all,
+                                                     const mesa_rows &x, mesa_rows &y, mesa_rows &r)
+{
+    float do_s0_x[2];
+    mesa_store_parts<3>(s.solutions[mesa_slot(s.m, all.chunk)], x, { 0, 1, 4 });
+    clear(y);
+    mesa_multiply<true, 2>(y, x, all.solve.states[0]);
+    mesa_load_rows(r, s.m.a.grad_o, all.chunk, all.chunk.h);
+    mesa_dot(do_s0_x, r, y);
+    all.do_s0_x[0][threadIdx.x] = do_s0_x[0], all.do_s0_x[1][threadIdx.x] = do_s0_x[1];
+    clear(r);
+    mesa_multiply<false, 2>(r, x, all.solve.states[1]);
+    mesa_keep(all.h0_x, r);
+}
+
+/* Stores z and `read_terms`. */
+static __device__ __forceinline__ void mesa_finish_z(const mesa_backward_params &s,
+                                                     const mesa_adjoint_shared &all, const mesa_rows &z,
+                                                     mesa_rows &r, const float (&decay)[2])
+{
+    const int lane = threadIdx.x % 32, t0 = (int)threadIdx.x / 32 * 16 + lane / 4;
+    const int64_t slot = mesa_slot(s.m, all.chunk);
+    float z_h0_x[2];
+    mesa_store_parts<2>(s.solutions[slot], z, { 2, 3 });
+    mesa_take(r, all.h0_x);
+    mesa_dot(z_h0_x, z, r);
+    if (lane % 4 == 0) {
+        float *terms = s.read_terms + slot * MESA_TOKENS + t0;
+        terms[0] = decay[0] * (all.do_s0_x[0][threadIdx.x] - z_h0_x[0]);
+        terms[8] = decay[1] * (all.do_s0_x[1][threadIdx.x] - z_h0_x[1]);
+    }
+}
 
 /* x, z and `read_terms` of a chunk, one thread block for each. */
 __global__ void __launch_bounds__(MESA_THREADS, 2)
@@ -114,35 +150,32 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
     const mesa_chunk chunk = mesa_chunk_of_block(s.m);
     if (chunk.tokens <= 0) return;
     const loam_args &a = s.m.a;
-    const int64_t slot = mesa_slot(s.m, chunk);
+    if (threadIdx.x == 0) all.chunk = chunk;
     mesa_solve_load(s.m, sm, chunk);
     const int lane = threadIdx.x % 32, t0 = (int)threadIdx.x / 32 * 16 + lane / 4;
     const float decay[2] = { expf((float)sm.sums[t0]), expf((float)sm.sums[t0 + 8]) };
     mesa_rows x, y, r;
-    float do_s0_x[2], z_h0_x[2];
     mesa_pair_weights(sm, decay);
-    mesa_load_rows(r, a.q, chunk, chunk.key_head);
-    mesa_scale_queries(r, s.m.p);
-    bool needs_f64 = mesa_solve_rows(x, r, sm, decay).needs_f64;
-    mesa_store_parts<3>(s.solutions[slot], x, { 0, 1, 4 });
-    clear(y);
-    mesa_multiply<true, 2>(y, x, sm.states[0]);
-    mesa_load_rows(r, a.grad_o, chunk, chunk.h);
-    mesa_dot(do_s0_x, r, y);
-    all.do_s0_x[0][threadIdx.x] = do_s0_x[0], all.do_s0_x[1][threadIdx.x] = do_s0_x[1];
-    mesa_apply<MAP_ADJOINT>(y, r, sm, decay);
-    clear(r);
-    mesa_multiply<false, 2>(r, x, sm.states[1]);
-    mesa_keep(all.h0_x, r);
-    needs_f64 |= mesa_solve_rows(x, y, sm, decay).needs_f64; /* z */
-    mesa_store_parts<2>(s.solutions[slot], x, { 2, 3 });
-    mesa_take(r, all.h0_x);
-    mesa_dot(z_h0_x, x, r);
-    if (lane % 4 == 0) {
-        s.read_terms[slot * MESA_TOKENS + t0] = decay[0] * (all.do_s0_x[0][threadIdx.x] - z_h0_x[0]);
-        s.read_terms[slot * MESA_TOKENS + t0 + 8] = decay[1] * (all.do_s0_x[1][threadIdx.x] - z_h0_x[1]);
+#pragma unroll 1 /* one solver for x and z: the kernel waits for instructions */
+    for (int side = 0; side < 2; side++) {
+        mesa_load_rows(r, side ? a.grad_o : a.q, all.chunk, side ? all.chunk.h : all.chunk.key_head);
+        if (side) {
+            mesa_apply<MAP_ADJOINT>(y, r, sm, decay);
+            memcpy(r, y, sizeof r);
+        } else {
+            mesa_scale_queries(r, s.m.p);
+        }
+        const bool needs_f64 = __any_sync(~0u, mesa_solve_rows(x, r, sm, decay).needs_f64);
+        int &flag = all.needs_f64[threadIdx.x / 32];
+        if (lane == 0) flag = needs_f64 || (side && flag);
+        if (side)
+            mesa_finish_z(s, all, x, r, decay);
+        else
+            mesa_finish_x(s, all, x, y, r);
     }
-    if (__syncthreads_or(needs_f64)) mesa_leave_to_f64(s, sm, chunk, slot, decay);
+    __syncthreads();
+    if (all.needs_f64[0] | all.needs_f64[1] | all.needs_f64[2] | all.needs_f64[3])
+        mesa_leave_to_f64(s, sm, all.chunk, mesa_slot(s.m, all.chunk), decay);
 }
 
 /* ------------------------------------------------------------------ the gradients of the states */
@@ -227,7 +260,7 @@ static __device__ __forceinline__ void mesa_load_grad_states(const mesa_backward
 {
     const float *states = mesa_states(s.m.kept, s.m, chunk), *grads = mesa_states(s.grads, s.m, chunk);
     float dot = 0;
-#pragma unroll 4
+#pragma unroll 8 /* loads under way at a time */
     for (int e = threadIdx.x; e < 2 * MESA_DIM * (MESA_DIM / 4); e += MESA_THREADS) {
         const int row = e / (MESA_DIM / 4), c = e % (MESA_DIM / 4) * 4;
         float4 f = *(const float4 *)(grads + row * MESA_DIM + c);
