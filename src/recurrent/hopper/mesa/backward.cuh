@@ -189,8 +189,11 @@ static __device__ __forceinline__ void mesa_load_dense(mesa_tile &tile, const me
 }
 
 struct mesa_reverse_shared {
-    mesa_tile x[2], z[2], grad_o;
-    mesa_transpose transposed;
+    union {
+        mesa_tile x[2];
+        mesa_transpose transposed; /* once x has been read */
+    };
+    mesa_tile z[2], grad_o;
     float factor[2][MESA_TOKENS]; /* e^pre; -e^pre / 2 */
 };
 
@@ -233,6 +236,7 @@ __global__ void __launch_bounds__(MESA_THREADS)
     mesa_store_matrix(written, acc, m);
     clear(acc);
     mesa_outer<2, 2>(acc, sm.z, sm.x, sm.factor[1], m);
+    __syncthreads();
     mesa_add_transpose(acc, sm.transposed, m);
     mesa_store_matrix(written + MESA_DIM * MESA_DIM, acc, m);
 }
