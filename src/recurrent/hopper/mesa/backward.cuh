@@ -22,14 +22,14 @@
 
 #include "src/recurrent/hopper/mesa/solve.cuh"
 
-enum { MESA_PARTS = 5, MESA_SUMS = MESA_DIM + 1 };
+enum { MESA_PARTS = 6, MESA_SUMS = MESA_DIM + 1 };
 
 typedef __nv_bfloat16 mesa_dense[MESA_TOKENS][MESA_DIM];
 
 struct mesa_backward_params {
     mesa_params m;
     kept_states<float> grads; /* [slot]: dS, then dH, at the end of the chunk */
-    /* [slot]: x and z in hi and lo part each, and a third part of x, because a small ridge makes x large. */
+    /* [slot]: x and z in hi and lo part each, and third parts, because a small ridge makes both large. */
     mesa_dense (*solutions)[MESA_PARTS];
     float *read_terms;     /* [slot][64]: e^pre (do . S0 x - z . H0 x) */
     double *antisymmetric; /* [sequence][value head][SCAN_BLOCKS], see mesa_scan */
@@ -111,13 +111,11 @@ static __device__ __forceinline__ void mesa_finish_x(const mesa_backward_params 
 {
     float do_s0_x[2];
     mesa_store_parts<3>(s.solutions[mesa_slot(s.m, all.chunk)], x, { 0, 1, 4 });
-    clear(y);
-    mesa_multiply<true, 2>(y, x, all.solve.states[0]);
+    mesa_multiply<true, 2>(y, x, all.solve.states[0], false);
     mesa_load_rows(r, s.m.a.grad_o, all.chunk, all.chunk.h);
     mesa_dot(do_s0_x, r, y);
     all.do_s0_x[0][threadIdx.x] = do_s0_x[0], all.do_s0_x[1][threadIdx.x] = do_s0_x[1];
-    clear(r);
-    mesa_multiply<false, 2>(r, x, all.solve.states[1]);
+    mesa_multiply<true, 2>(r, x, all.solve.states[1], false); /* H0 is symmetric */
     mesa_keep(all.h0_x, r);
 }
 
@@ -129,7 +127,7 @@ static __device__ __forceinline__ void mesa_finish_z(const mesa_backward_params 
     const int lane = threadIdx.x % 32, t0 = (int)threadIdx.x / 32 * 16 + lane / 4;
     const int64_t slot = mesa_slot(s.m, all.chunk);
     float z_h0_x[2];
-    mesa_store_parts<2>(s.solutions[slot], z, { 2, 3 });
+    mesa_store_parts<3>(s.solutions[slot], z, { 2, 3, 5 });
     mesa_take(r, all.h0_x);
     mesa_dot(z_h0_x, z, r);
     if (lane % 4 == 0) {
@@ -143,7 +141,7 @@ static __device__ __forceinline__ void mesa_finish_z(const mesa_backward_params 
 __global__ void __launch_bounds__(MESA_THREADS, 2)
     mesa_adjoint_kernel(const __grid_constant__ mesa_backward_params s)
 {
-    extern __shared__ __align__(16) char shared_memory[];
+    extern __shared__ __align__(1024) char shared_memory[];
     mesa_adjoint_shared &all = *(mesa_adjoint_shared *)shared_memory;
     mesa_solve_shared &sm = all.solve;
     mesa_begin();
@@ -184,16 +182,18 @@ static __device__ __forceinline__ void mesa_load_dense(mesa_tile &tile, const me
 {
     for (int e = threadIdx.x; e < MESA_TOKENS * (MESA_DIM / 8); e += MESA_THREADS) {
         const int t = e / (MESA_DIM / 8), c = e % (MESA_DIM / 8) * 8;
-        copy_async_16(&tile[t][c], &from[t][c]);
+        copy_async_16(tile + swizzled(t, c), &from[t][c]);
     }
 }
 
 struct mesa_reverse_shared {
     union {
-        mesa_tile x[2];
-        mesa_transpose transposed; /* once x has been read */
+        struct {
+            mesa_tile x[2], z[2];
+        };
+        mesa_transpose transposed; /* once x and z have been read */
     };
-    mesa_tile z[2], grad_o;
+    mesa_tile grad_o;
     float factor[2][MESA_TOKENS]; /* e^pre; -e^pre / 2 */
 };
 
@@ -215,7 +215,7 @@ static __device__ __forceinline__ void mesa_reverse_factors(mesa_reverse_shared 
 __global__ void __launch_bounds__(MESA_THREADS)
     mesa_reverse_write_kernel(const __grid_constant__ mesa_backward_params s)
 {
-    extern __shared__ __align__(16) char shared_memory[];
+    extern __shared__ __align__(1024) char shared_memory[];
     mesa_reverse_shared &sm = *(mesa_reverse_shared *)shared_memory;
     mesa_begin();
     const loam_args &a = s.m.a;
@@ -227,15 +227,13 @@ __global__ void __launch_bounds__(MESA_THREADS)
     mesa_load(sm.grad_o, a.grad_o, chunk, chunk.h);
     copy_async_commit();
     if (threadIdx.x < 32) mesa_reverse_factors(sm, s.m, chunk);
-    copy_async_wait<0>();
-    __syncthreads();
+    mesa_tiles_complete();
     const int m = (int)threadIdx.x / 32 * 16;
     float *written = mesa_states(s.grads, s.m, chunk);
-    mesa_rows acc = {};
-    mesa_outer<1, 2>(acc, &sm.grad_o, sm.x, sm.factor[0], m);
+    mesa_rows acc;
+    mesa_outer<1, 2>(acc, &sm.grad_o, sm.x, sm.factor[0]);
     mesa_store_matrix(written, acc, m);
-    clear(acc);
-    mesa_outer<2, 2>(acc, sm.z, sm.x, sm.factor[1], m);
+    mesa_outer<2, 2>(acc, sm.z, sm.x, sm.factor[1]);
     __syncthreads();
     mesa_add_transpose(acc, sm.transposed, m);
     mesa_store_matrix(written + MESA_DIM * MESA_DIM, acc, m);
@@ -244,7 +242,7 @@ __global__ void __launch_bounds__(MESA_THREADS)
 /* ------------------------------------------------------------------ gradients of a chunk */
 
 struct mesa_gradient_shared {
-    mesa_tile k, v, grad_o, x[3], z[2], states[2][2];   /* states: dS and 2 dH, each in hi and lo part */
+    mesa_tile k, v, grad_o, x[3], z[3], states[2][2];   /* states: dS and 2 dH, each in hi and lo part */
     double sums[MESA_TOKENS];                           /* prefix sums of the gates */
     float beta[MESA_TOKENS], inverse_norm[MESA_TOKENS]; /* inverse_norm: 1 / |k| */
     /* Terms of the gradients of the gates: pairs of a query, summed over the keys of a warp; pairs of a key,
@@ -264,7 +262,7 @@ static __device__ __forceinline__ void mesa_load_grad_states(const mesa_backward
 {
     const float *states = mesa_states(s.m.kept, s.m, chunk), *grads = mesa_states(s.grads, s.m, chunk);
     float dot = 0;
-#pragma unroll 8 /* loads under way at a time */
+#pragma unroll 4
     for (int e = threadIdx.x; e < 2 * MESA_DIM * (MESA_DIM / 4); e += MESA_THREADS) {
         const int row = e / (MESA_DIM / 4), c = e % (MESA_DIM / 4) * 4;
         float4 f = *(const float4 *)(grads + row * MESA_DIM + c);
@@ -291,31 +289,18 @@ static __device__ __forceinline__ void mesa_gradient_load(const mesa_backward_pa
         mesa_load_dense(sm.x[part], s.solutions[slot][part]);
         mesa_load_dense(sm.z[part], s.solutions[slot][2 + part]);
     }
-    mesa_load_dense(sm.x[2], s.solutions[slot][4]);
+    mesa_load_dense(sm.x[2], s.solutions[slot][4]), mesa_load_dense(sm.z[2], s.solutions[slot][5]);
     copy_async_commit();
     mesa_load_grad_states(s, sm, chunk);
     if (threadIdx.x < 32) mesa_cumulative_log_decay(sm.sums, s.m, chunk);
     const float beta = mesa_load_scalar(a.beta, chunk, (int)threadIdx.x / 2);
-    copy_async_wait<0>();
-    __syncthreads();
+    mesa_tiles_complete();
     const float norm2 = s.m.p.feature_map == LOAM_FEATURES_UNIT ? mesa_norm2(sm.k) : 1;
     if (threadIdx.x % 2 == 0) {
         const int t = threadIdx.x / 2;
         sm.beta[t] = beta, sm.inverse_norm[t] = norm2 > 0 ? rsqrtf(norm2) : 0;
     }
     __syncthreads();
-}
-
-/* Loads the warp's rows of the features of k; inverse_norm: 1 / |k|, or 1. */
-static __device__ __forceinline__ void mesa_load_keys(mesa_rows &k, const mesa_gradient_shared &sm,
-                                                      const float (&inverse_norm)[2], int t0)
-{
-#pragma unroll
-    for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
-        const uint32_t pair = *(const uint32_t *)&sm.k[t0 + e % 2 * 8][e / 2 * 8 + (int)threadIdx.x % 4 * 2];
-        k[e / 2][e % 2 * 2] = unpack_first(pair) * inverse_norm[e % 2];
-        k[e / 2][e % 2 * 2 + 1] = unpack_second(pair) * inverse_norm[e % 2];
-    }
 }
 
 /* The gradients of the gates of a chunk, by one warp; lane l has tokens 2 l and 2 l + 1. */
@@ -385,19 +370,6 @@ static __device__ __forceinline__ void mesa_feature_gradient(mesa_rows &y, const
     }
 }
 
-/* Stores dk of the warp's rows; k: their features. */
-static __device__ __forceinline__ void mesa_store_keys(const mesa_backward_params &s, const mesa_chunk &chunk,
-                                                       mesa_rows &dk, const mesa_rows &k,
-                                                       const float (&inverse_norm)[2], int j0)
-{
-    if (s.shared) {
-        mesa_store_parts(s.dk, s, chunk, dk, j0);
-    } else if (s.m.a.grad_k.data) {
-        if (s.m.p.feature_map == LOAM_FEATURES_UNIT) mesa_feature_gradient(dk, k, inverse_norm);
-        mesa_store_rows(s.m.a.grad_k, chunk, chunk.key_head, dk, j0);
-    }
-}
-
 /* The sum over the eight lanes that share columns of D. */
 static __device__ __forceinline__ float mesa_column_sum(float x)
 {
@@ -432,9 +404,9 @@ static __device__ __forceinline__ void mesa_store_queries(const mesa_backward_pa
         for (int row = 0; row < 2; row++) {
             float part[2][2] = {};
 #pragma unroll
-            for (int i = 0; i < 5; i++) {
-                const mesa_tile &from = i < 3 ? sm.x[2 - i] : sm.z[4 - i];
-                const uint32_t pair = *(const uint32_t *)&from[t0 + 8 * row][8 * n + t2];
+            for (int i = 0; i < 6; i++) {
+                const mesa_tile &from = i < 3 ? sm.x[2 - i] : sm.z[5 - i];
+                const uint32_t pair = *(const uint32_t *)&from[swizzled(t0 + 8 * row, 8 * n + t2)];
                 part[i / 3][0] += unpack_first(pair);
                 part[i / 3][1] += unpack_second(pair);
             }
@@ -489,6 +461,47 @@ static __device__ __forceinline__ mesa_key_rows mesa_own_keys(const mesa_gradien
     return own;
 }
 
+/* Loads the features of the warp's keys. */
+static __device__ __forceinline__ void mesa_load_keys(mesa_rows &k, const mesa_gradient_shared &sm,
+                                                      const mesa_key_rows &own)
+{
+    const int t2 = (int)threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
+        const int row = e % 2;
+        const uint32_t pair = *(const uint32_t *)&sm.k[swizzled(own.j0 + 8 * row, e / 2 * 8 + t2)];
+        k[e / 2][2 * row] = unpack_first(pair) * own.inverse_norm[row];
+        k[e / 2][2 * row + 1] = unpack_second(pair) * own.inverse_norm[row];
+    }
+}
+
+/* out = y . k for each of the thread's two rows. The keys are loaded each time: registers are few. */
+static __device__ __forceinline__ void mesa_dot_keys(float (&out)[2], const mesa_rows &y,
+                                                     const mesa_gradient_shared &sm, const mesa_key_rows &own)
+{
+    mesa_rows k;
+    mesa_load_keys(k, sm, own);
+    mesa_dot(out, y, k);
+}
+
+/* Stores dk of the warp's rows. */
+static __device__ __forceinline__ void mesa_store_keys(const mesa_backward_params &s,
+                                                       const mesa_gradient_shared &sm,
+                                                       const mesa_chunk &chunk, mesa_rows &dk,
+                                                       const mesa_key_rows &own)
+{
+    if (s.shared) {
+        mesa_store_parts(s.dk, s, chunk, dk, own.j0);
+    } else if (s.m.a.grad_k.data) {
+        if (s.m.p.feature_map == LOAM_FEATURES_UNIT) {
+            mesa_rows k;
+            mesa_load_keys(k, sm, own);
+            mesa_feature_gradient(dk, k, own.inverse_norm);
+        }
+        mesa_store_rows(s.m.a.grad_k, chunk, chunk.key_head, dk, own.j0);
+    }
+}
+
 /* The weights of the pairs: kx = D (k . x), kz = D (k . z), vo = D (v . do). Leaves the terms of the gates in
  * sm.query_terms and `key_terms`; dbeta is their part of dbeta. */
 static __device__ __forceinline__ void mesa_pair_gradients(mesa_rows &kx, mesa_rows &kz, mesa_rows &vo,
@@ -496,9 +509,13 @@ static __device__ __forceinline__ void mesa_pair_gradients(mesa_rows &kx, mesa_r
                                                            mesa_gradient_shared &sm, const mesa_key_rows &own)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t2 = lane % 4 * 2;
-    mesa_multiply_rows<true, 3>(kx, sm.k, sm.x, own.m);
-    mesa_multiply_rows<true, 2>(kz, sm.k, sm.z, own.m);
-    mesa_multiply_rows<true, 1>(vo, sm.v, &sm.grad_o, own.m);
+    wgmma_fence();
+    mesa_add_rows<true, 3>(kx, sm.k, sm.x, false);
+    mesa_add_rows<true, 3>(kz, sm.k, sm.z, false);
+    mesa_add_rows<true, 1>(vo, sm.v, &sm.grad_o, false);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_results(kx), wgmma_results(kz), wgmma_results(vo);
 #pragma unroll
     for (int n = 0; n < MESA_BLOCKS; n++) {
         float column[2] = { 0, 0 };
@@ -527,9 +544,9 @@ static __device__ __forceinline__ void mesa_value_gradients(mesa_rows &dv, const
                                                             const mesa_key_rows &own)
 {
     const float by[2] = { own.suf_decay[0] * own.inverse_norm[0], own.suf_decay[1] * own.inverse_norm[1] };
-    mesa_multiply_rows<true, 2>(dv, sm.k, sm.states[0], own.m);
+    mesa_multiply_rows<true, 2>(dv, sm.k, sm.states[0]);
     mesa_scale(dv, by);
-    mesa_multiply<false, 1>(dv, kx, &sm.grad_o);
+    mesa_multiply<false, 1>(dv, kx, &sm.grad_o, true);
     mesa_scale(dv, own.beta);
 }
 
@@ -537,24 +554,24 @@ static __device__ __forceinline__ void mesa_value_gradients(mesa_rows &dv, const
  * dH, for the writes that reach the end of the chunk. kx and kz change their sign. */
 static __device__ __forceinline__ void mesa_key_gradients(mesa_rows &dk, float (&end_terms)[2], mesa_rows &kx,
                                                           mesa_rows &kz, const mesa_rows &vo,
-                                                          const mesa_rows &k, const mesa_gradient_shared &sm,
+                                                          const mesa_gradient_shared &sm,
                                                           const mesa_key_rows &own)
 {
     const float by[2] = { own.suf_decay[0] * own.inverse_norm[0], own.suf_decay[1] * own.inverse_norm[1] },
                 minus[2] = { -1, -1 };
     float part[2];
-    mesa_multiply_rows<false, 2>(dk, sm.v, sm.states[0], own.m);
+    mesa_multiply_rows<false, 2>(dk, sm.v, sm.states[0]);
     mesa_scale(dk, own.suf_decay);
-    mesa_dot(end_terms, dk, k);
-    mesa_multiply<false, 2>(dk, vo, sm.x);
-    mesa_rows h = {};
-    mesa_multiply_rows<false, 2>(h, sm.k, sm.states[1], own.m);
+    mesa_dot_keys(end_terms, dk, sm, own);
+    mesa_multiply<false, 2>(dk, vo, sm.x, true);
+    mesa_rows h;
+    mesa_multiply_rows<true, 2>(h, sm.k, sm.states[1]); /* dH is symmetric */
     mesa_scale(h, by);
-    mesa_dot(part, h, k);
+    mesa_dot_keys(part, h, sm, own);
     end_terms[0] += part[0] / 2, end_terms[1] += part[1] / 2;
     mesa_scale(kx, minus), mesa_scale(kz, minus);
-    mesa_multiply<false, 2>(h, kz, sm.x);
-    mesa_multiply<false, 2>(h, kx, sm.z);
+    mesa_multiply<false, 2>(h, kz, sm.x, true);
+    mesa_multiply<false, 2>(h, kx, sm.z, true);
 #pragma unroll
     for (int e = 0; e < 4 * MESA_BLOCKS; e++)
         dk[e / 4][e % 4] = own.beta[e % 4 / 2] * (dk[e / 4][e % 4] + h[e / 4][e % 4]);
@@ -585,7 +602,7 @@ static __device__ __forceinline__ void mesa_store_key_terms(const loam_args &a, 
 __global__ void __launch_bounds__(MESA_THREADS, 2)
     mesa_gradient_kernel(const __grid_constant__ mesa_backward_params s)
 {
-    extern __shared__ __align__(16) char shared_memory[];
+    extern __shared__ __align__(1024) char shared_memory[];
     mesa_gradient_shared &sm = *(mesa_gradient_shared *)shared_memory;
     mesa_begin();
     const mesa_chunk chunk = mesa_chunk_of_block(s.m);
@@ -594,21 +611,20 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
     if (threadIdx.x == 0) sm.chunk = chunk;
     mesa_gradient_load(s, sm, chunk, mesa_slot(s.m, chunk));
     const mesa_key_rows own = mesa_own_keys(sm);
-    mesa_rows kx = {}, kz = {}, vo = {};
+    mesa_rows kx, kz, vo;
     float key_terms[2] = { 0, 0 }, dbeta[2] = { 0, 0 }, end_terms[2];
     mesa_pair_gradients(kx, kz, vo, key_terms, dbeta, sm, own);
     {
-        mesa_rows dv = {};
+        mesa_rows dv;
         mesa_value_gradients(dv, kx, sm, own);
         if (a.grad_v.data) mesa_store_rows(a.grad_v, sm.chunk, sm.chunk.h, dv, own.j0);
     }
-    mesa_rows dk = {}, k;
-    mesa_load_keys(k, sm, own.inverse_norm, own.j0);
-    mesa_key_gradients(dk, end_terms, kx, kz, vo, k, sm, own);
+    mesa_rows dk;
+    mesa_key_gradients(dk, end_terms, kx, kz, vo, sm, own);
     const mesa_chunk own_chunk = sm.chunk;
     const int64_t slot = mesa_slot(s.m, own_chunk);
     mesa_store_key_terms(a, sm, own_chunk, own, key_terms, end_terms, dbeta);
-    mesa_store_keys(s, own_chunk, dk, k, own.inverse_norm, own.j0);
+    mesa_store_keys(s, sm, own_chunk, dk, own);
     mesa_store_queries(s, sm, own_chunk, own.j0);
     __syncthreads();
     if (threadIdx.x < 32)

@@ -65,9 +65,9 @@ __global__ void __launch_bounds__(MESA_DIM)
         x[r] = s.m.x[row + r];
         __syncthreads();
         for (int side = 0; side < 2; side++) {
-            const int places[] = { 2 * side, 2 * side + 1, 4 };
+            const int places[] = { 2 * side, 2 * side + 1, 4 + side };
             double rest = side ? z : x[r];
-            for (int part = 0; part < (side ? 2 : 3); part++) {
+            for (int part = 0; part < 3; part++) {
                 const __nv_bfloat16 high = __float2bfloat16_rn((float)rest);
                 s.solutions[slot][places[part]][t][r] = high;
                 rest -= (double)__bfloat162float(high);

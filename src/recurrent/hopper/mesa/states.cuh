@@ -23,33 +23,34 @@
  * conflicts of both accesses. */
 typedef float mesa_transpose[MESA_DIM][MESA_DIM + 4];
 
-/* acc += (columns m .. m + 15 of `rows`)^T Diag(factor) x, where `rows` is the sum of ROW_PARTS tiles and x
- * the sum of PARTS tiles. */
+/* acc = (columns of `rows`)^T Diag(factor) x, where `rows` is the sum of ROW_PARTS tiles and x the sum of
+ * PARTS tiles. */
 template <int ROW_PARTS, int PARTS>
 static __device__ __forceinline__ void mesa_outer(mesa_rows &acc, const mesa_tile *rows, const mesa_tile *x,
-                                                  const float *factor, int m)
+                                                  const float *factor)
 {
-    const int lane = threadIdx.x % 32, t2 = lane % 4 * 2;
+    const int t2 = (int)threadIdx.x % 4 * 2;
+    uint32_t raw[ROW_PARTS][4][4];
+    weights_operand<2> u;
 #pragma unroll
-    for (int step = 0; step < MESA_TOKENS; step += 16) {
-        uint32_t raw[2][4] = {};
-        operand_a<2> u;
+    for (int part = 0; part < ROW_PARTS; part++)
+        load_transposed(raw[part], rows[part]);
 #pragma unroll
-        for (int part = 0; part < ROW_PARTS; part++) {
-            load_matrices_transposed(raw[part],
-                                     &rows[part][step + lane / 16 * 8 + lane % 8][m + lane / 8 % 2 * 8]);
+    for (int e = 0; e < 16; e++) {
+        const float2 by = *(const float2 *)&factor[e / 4 * 16 + t2 + e % 4 / 2 * 8];
+        float first = 0, second = 0;
+        uint32_t part[2];
+#pragma unroll
+        for (int n = 0; n < ROW_PARTS; n++) {
+            first += unpack_first(raw[n][e / 4][e % 4]);
+            second += unpack_second(raw[n][e / 4][e % 4]);
         }
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const float2 by = *(const float2 *)&factor[step + t2 + e / 2 * 8];
-            const float first = unpack_first(raw[0][e]) + unpack_first(raw[1][e]),
-                        second = unpack_second(raw[0][e]) + unpack_second(raw[1][e]);
-            uint32_t part[2];
-            split_pair(part, first * by.x, second * by.y);
-            u.part[0][e] = part[0], u.part[1][e] = part[1];
-        }
-        mesa_product<false, PARTS>(acc, u, x, step / 16);
+        split_pair(part, first * by.x, second * by.y);
+        u.part[0][e / 4][e % 4] = part[0], u.part[1][e / 4][e % 4] = part[1];
     }
+    wgmma_fence();
+    mesa_add<false, PARTS>(acc, u, x, false);
+    mesa_wait(acc);
 }
 
 /* Stores the warp's rows m .. m + 15 of a 64 x 64 matrix. */
@@ -126,7 +127,7 @@ static __device__ __forceinline__ void mesa_write_decays(const mesa_params &s, m
  * one thread block for each. */
 __global__ void __launch_bounds__(MESA_THREADS) mesa_write_kernel(const __grid_constant__ mesa_params s)
 {
-    extern __shared__ __align__(16) char shared_memory[];
+    extern __shared__ __align__(1024) char shared_memory[];
     mesa_write_shared &sm = *(mesa_write_shared *)shared_memory;
     const loam_args &a = s.a;
     mesa_begin();
@@ -139,8 +140,7 @@ __global__ void __launch_bounds__(MESA_THREADS) mesa_write_kernel(const __grid_c
     copy_async_commit();
     const float beta = mesa_load_scalar(a.beta, chunk, (int)threadIdx.x / 2);
     if (threadIdx.x < 32) mesa_write_decays(s, sm, chunk, slot);
-    copy_async_wait<0>();
-    __syncthreads();
+    mesa_tiles_complete();
     const float norm2 = s.p.feature_map == LOAM_FEATURES_UNIT ? mesa_norm2(sm.k) : 1;
     if (threadIdx.x % 2 == 0) {
         const int t = threadIdx.x / 2;
@@ -150,11 +150,10 @@ __global__ void __launch_bounds__(MESA_THREADS) mesa_write_kernel(const __grid_c
     __syncthreads();
     const int m = (int)threadIdx.x / 32 * 16;
     float *written = mesa_states(s.kept, s, chunk);
-    mesa_rows acc = {};
-    mesa_outer<1, 1>(acc, &sm.v, &sm.k, sm.factor[0], m);
+    mesa_rows acc;
+    mesa_outer<1, 1>(acc, &sm.v, &sm.k, sm.factor[0]);
     mesa_store_matrix(written, acc, m);
-    clear(acc);
-    mesa_outer<1, 1>(acc, &sm.k, &sm.k, sm.factor[1], m);
+    mesa_outer<1, 1>(acc, &sm.k, &sm.k, sm.factor[1]);
     mesa_add_transpose(acc, sm.transposed, m);
     mesa_store_matrix(written + MESA_DIM * MESA_DIM, acc, m);
 }
