@@ -22,15 +22,13 @@
 
 #include "src/recurrent/hopper/mesa/solve.cuh"
 
-enum { MESA_PARTS = 6, MESA_SUMS = MESA_DIM + 1 };
-
-typedef __nv_bfloat16 mesa_dense[MESA_TOKENS][MESA_DIM];
+enum { MESA_PARTS = 3, MESA_SUMS = MESA_DIM + 1 };
 
 struct mesa_backward_params {
     mesa_params m;
     kept_states<float> grads; /* [slot]: dS, then dH, at the end of the chunk */
-    /* [slot]: x and z in hi and lo part each, and third parts, because a small ridge makes both large. */
-    mesa_dense (*solutions)[MESA_PARTS];
+    /* [slot]: tiles of x and of z, in three parts each, because a small ridge makes them large. */
+    mesa_tile (*solutions)[2 * MESA_PARTS];
     float *read_terms;     /* [slot][64]: e^pre (do . S0 x - z . H0 x) */
     double *antisymmetric; /* [sequence][value head][SCAN_BLOCKS], see mesa_scan */
     float *z, *dk;     /* [work row][64]: z and dk of one value head, where value heads share a key head */
@@ -42,19 +40,17 @@ struct mesa_backward_params {
 
 /* ------------------------------------------------------------------ x and z */
 
-/* Splits x into PARTS bf16 parts and stores part n as matrix place[n] of a slot. */
-template <int PARTS>
-static __device__ __forceinline__ void mesa_store_parts(mesa_dense *to, const mesa_rows &x,
-                                                        const int (&place)[PARTS])
+/* Stores x in parts. */
+static __device__ __forceinline__ void mesa_store_solution(mesa_tile *to, const mesa_rows &x)
 {
     const int t0 = (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4;
 #pragma unroll
     for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
-        uint32_t part[PARTS];
+        uint32_t part[MESA_PARTS];
         split_pair(part, x[e / 2][e % 2 * 2], x[e / 2][e % 2 * 2 + 1]);
 #pragma unroll
-        for (int i = 0; i < PARTS; i++)
-            *(uint32_t *)&to[place[i]][t0 + e % 2 * 8][e / 2 * 8 + (int)threadIdx.x % 4 * 2] = part[i];
+        for (int i = 0; i < MESA_PARTS; i++)
+            *(uint32_t *)(to[i] + mesa_offset(t0, e / 2, e % 2)) = part[i];
     }
 }
 
@@ -110,7 +106,7 @@ static __device__ __forceinline__ void mesa_finish_x(const mesa_backward_params 
                                                      const mesa_rows &x, mesa_rows &y, mesa_rows &r)
 {
     float do_s0_x[2];
-    mesa_store_parts<3>(s.solutions[mesa_slot(s.m, all.chunk)], x, { 0, 1, 4 });
+    mesa_store_solution(s.solutions[mesa_slot(s.m, all.chunk)], x);
     mesa_multiply<true, 2>(y, x, all.solve.states[0], false);
     mesa_load_rows(r, s.m.a.grad_o, all.chunk, all.chunk.h);
     mesa_dot(do_s0_x, r, y);
@@ -127,7 +123,7 @@ static __device__ __forceinline__ void mesa_finish_z(const mesa_backward_params 
     const int lane = threadIdx.x % 32, t0 = (int)threadIdx.x / 32 * 16 + lane / 4;
     const int64_t slot = mesa_slot(s.m, all.chunk);
     float z_h0_x[2];
-    mesa_store_parts<3>(s.solutions[slot], z, { 2, 3, 5 });
+    mesa_store_solution(s.solutions[slot] + MESA_PARTS, z);
     mesa_take(r, all.h0_x);
     mesa_dot(z_h0_x, z, r);
     if (lane % 4 == 0) {
@@ -151,7 +147,7 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
     if (threadIdx.x == 0) all.chunk = chunk;
     mesa_solve_load(s.m, sm, chunk);
     const int lane = threadIdx.x % 32, t0 = (int)threadIdx.x / 32 * 16 + lane / 4;
-    const float decay[2] = { expf((float)sm.sums[t0]), expf((float)sm.sums[t0 + 8]) };
+    const float decay[2] = { exp2_fast(sm.sums[t0].x), exp2_fast(sm.sums[t0 + 8].x) };
     mesa_rows x, y, r;
     mesa_pair_weights(sm, decay);
 #pragma unroll 1 /* one solver for x and z: the kernel waits for instructions */
@@ -178,14 +174,6 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
 
 /* ------------------------------------------------------------------ the gradients of the states */
 
-static __device__ __forceinline__ void mesa_load_dense(mesa_tile &tile, const mesa_dense &from)
-{
-    for (int e = threadIdx.x; e < MESA_TOKENS * (MESA_DIM / 8); e += MESA_THREADS) {
-        const int t = e / (MESA_DIM / 8), c = e % (MESA_DIM / 8) * 8;
-        copy_async_16(tile + swizzled(t, c), &from[t][c]);
-    }
-}
-
 struct mesa_reverse_shared {
     union {
         struct {
@@ -194,6 +182,7 @@ struct mesa_reverse_shared {
         mesa_transpose transposed; /* once x and z have been read */
     };
     mesa_tile grad_o;
+    uint64_t loaded;              /* x and z are */
     float factor[2][MESA_TOKENS]; /* e^pre; -e^pre / 2 */
 };
 
@@ -221,13 +210,17 @@ __global__ void __launch_bounds__(MESA_THREADS)
     const loam_args &a = s.m.a;
     const mesa_chunk chunk = mesa_chunk_of_block(s.m);
     if (chunk.tokens <= 0) return;
-    const mesa_dense *solutions = s.solutions[mesa_slot(s.m, chunk)];
-    mesa_load_dense(sm.x[0], solutions[0]), mesa_load_dense(sm.x[1], solutions[1]);
-    mesa_load_dense(sm.z[0], solutions[2]), mesa_load_dense(sm.z[1], solutions[3]);
+    const mesa_tile *solutions = s.solutions[mesa_slot(s.m, chunk)];
+    if (threadIdx.x == 0) {
+        mesa_expect(&sm.loaded, sizeof sm.x + sizeof sm.z);
+        load_bytes(sm.x, solutions[0], sizeof sm.x, &sm.loaded);
+        load_bytes(sm.z, solutions[MESA_PARTS], sizeof sm.z, &sm.loaded);
+    }
     mesa_load(sm.grad_o, a.grad_o, chunk, chunk.h);
     copy_async_commit();
     if (threadIdx.x < 32) mesa_reverse_factors(sm, s.m, chunk);
     mesa_tiles_complete();
+    barrier_wait(&sm.loaded, 0);
     const int m = (int)threadIdx.x / 32 * 16;
     float *written = mesa_states(s.grads, s.m, chunk);
     mesa_rows acc;
@@ -242,8 +235,10 @@ __global__ void __launch_bounds__(MESA_THREADS)
 /* ------------------------------------------------------------------ gradients of a chunk */
 
 struct mesa_gradient_shared {
-    mesa_tile k, v, grad_o, x[3], z[3], states[2][2];   /* states: dS and 2 dH, each in hi and lo part */
-    double sums[MESA_TOKENS];                           /* prefix sums of the gates */
+    mesa_tile k, v, grad_o, x[MESA_PARTS], z[MESA_PARTS];
+    mesa_tile states[2][2];   /* dS and 2 dH, each in hi and lo part */
+    uint64_t loaded;          /* x and z are */
+    float2 sums[MESA_TOKENS]; /* prefix sums of the gates, as in mesa_solve_shared */
     float beta[MESA_TOKENS], inverse_norm[MESA_TOKENS]; /* inverse_norm: 1 / |k| */
     /* Terms of the gradients of the gates: pairs of a query, summed over the keys of a warp; pairs of a key,
      * summed over the queries; the write of a key as it reaches the end of the chunk; dS . S + dH . H,
@@ -282,14 +277,13 @@ static __device__ __forceinline__ void mesa_gradient_load(const mesa_backward_pa
                                                           int64_t slot)
 {
     const loam_args &a = s.m.a;
+    if (threadIdx.x == 0) {
+        mesa_expect(&sm.loaded, sizeof sm.x + sizeof sm.z);
+        load_bytes(sm.x, s.solutions[slot], sizeof sm.x + sizeof sm.z, &sm.loaded); /* x, and z after it */
+    }
     mesa_load(sm.k, a.k, chunk, chunk.key_head);
     mesa_load(sm.v, a.v, chunk, chunk.h);
     mesa_load(sm.grad_o, a.grad_o, chunk, chunk.h);
-    for (int part = 0; part < 2; part++) {
-        mesa_load_dense(sm.x[part], s.solutions[slot][part]);
-        mesa_load_dense(sm.z[part], s.solutions[slot][2 + part]);
-    }
-    mesa_load_dense(sm.x[2], s.solutions[slot][4]), mesa_load_dense(sm.z[2], s.solutions[slot][5]);
     copy_async_commit();
     mesa_load_grad_states(s, sm, chunk);
     if (threadIdx.x < 32) mesa_cumulative_log_decay(sm.sums, s.m, chunk);
@@ -301,6 +295,7 @@ static __device__ __forceinline__ void mesa_gradient_load(const mesa_backward_pa
         sm.beta[t] = beta, sm.inverse_norm[t] = norm2 > 0 ? rsqrtf(norm2) : 0;
     }
     __syncthreads();
+    barrier_wait(&sm.loaded, 0);
 }
 
 /* The gradients of the gates of a chunk, by one warp; lane l has tokens 2 l and 2 l + 1. */
@@ -309,7 +304,7 @@ static __device__ __forceinline__ void mesa_store_gates(const mesa_backward_para
                                                         const mesa_chunk &chunk, int64_t slot)
 {
     const int lane = threadIdx.x % 32;
-    float state_dot = expf((float)sm.sums[MESA_TOKENS - 1]) *
+    float state_dot = exp2_fast(sm.sums[MESA_TOKENS - 1].x) *
                       (sm.state_dot[0] + sm.state_dot[1] + sm.state_dot[2] + sm.state_dot[3]);
     if (s.m.a.state_in.data && s.m.a.grad_state_out.data) {
         /* The antisymmetric parts of H and dH only decay, by all gates of the sequence: every gate
@@ -406,7 +401,7 @@ static __device__ __forceinline__ void mesa_store_queries(const mesa_backward_pa
 #pragma unroll
             for (int i = 0; i < 6; i++) {
                 const mesa_tile &from = i < 3 ? sm.x[2 - i] : sm.z[5 - i];
-                const uint32_t pair = *(const uint32_t *)&from[swizzled(t0 + 8 * row, 8 * n + t2)];
+                const uint32_t pair = *(const uint32_t *)&from[mesa_offset(t0, n, row)];
                 part[i / 3][0] += unpack_first(pair);
                 part[i / 3][1] += unpack_second(pair);
             }
@@ -456,7 +451,7 @@ static __device__ __forceinline__ mesa_key_rows mesa_own_keys(const mesa_gradien
     for (int row = 0; row < 2; row++) {
         const int j = own.j0 + 8 * row;
         own.inverse_norm[row] = sm.inverse_norm[j], own.beta[row] = sm.beta[j];
-        own.suf_decay[row] = expf((float)(sm.sums[MESA_TOKENS - 1] - sm.sums[j]));
+        own.suf_decay[row] = decay_between(sm.sums[MESA_TOKENS - 1], sm.sums[j]);
     }
     return own;
 }
@@ -465,11 +460,10 @@ static __device__ __forceinline__ mesa_key_rows mesa_own_keys(const mesa_gradien
 static __device__ __forceinline__ void mesa_load_keys(mesa_rows &k, const mesa_gradient_shared &sm,
                                                       const mesa_key_rows &own)
 {
-    const int t2 = (int)threadIdx.x % 4 * 2;
 #pragma unroll
     for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
         const int row = e % 2;
-        const uint32_t pair = *(const uint32_t *)&sm.k[swizzled(own.j0 + 8 * row, e / 2 * 8 + t2)];
+        const uint32_t pair = *(const uint32_t *)&sm.k[mesa_offset(own.j0, e / 2, row)];
         k[e / 2][2 * row] = unpack_first(pair) * own.inverse_norm[row];
         k[e / 2][2 * row + 1] = unpack_second(pair) * own.inverse_norm[row];
     }
@@ -522,7 +516,7 @@ static __device__ __forceinline__ void mesa_pair_gradients(mesa_rows &kx, mesa_r
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int t = 8 * n + t2 + e % 2, row = e / 2, j = own.j0 + 8 * row;
-            const float decay = t >= j ? expf((float)(sm.sums[t] - sm.sums[j])) : 0;
+            const float decay = t >= j ? decay_between(sm.sums[t], sm.sums[j]) : 0;
             kx[n][e] *= own.inverse_norm[row], kz[n][e] *= own.inverse_norm[row];
             const float both = decay * kx[n][e] * (vo[n][e] - kz[n][e]),
                         pair = t > j ? own.beta[row] * both : 0;

@@ -65,11 +65,10 @@ __global__ void __launch_bounds__(MESA_DIM)
         x[r] = s.m.x[row + r];
         __syncthreads();
         for (int side = 0; side < 2; side++) {
-            const int places[] = { 2 * side, 2 * side + 1, 4 + side };
             double rest = side ? z : x[r];
             for (int part = 0; part < 3; part++) {
                 const __nv_bfloat16 high = __float2bfloat16_rn((float)rest);
-                s.solutions[slot][places[part]][t][r] = high;
+                s.solutions[slot][3 * side + part][swizzled(t, r)] = high;
                 rest -= (double)__bfloat162float(high);
             }
         }
@@ -102,6 +101,7 @@ static mesa_params mesa_carve(const loam_problem *p, const loam_args *a, arena *
     s.p = *p, s.form = *recurrent_form_of(p->mechanism);
     if (a) s.a = *a;
     s.kept = kept_carve<float>(p, MESA_TOKENS, 2 * MESA_DIM, pool);
+    s.chunks = (unsigned)s.kept.per_sequence, s.group = (unsigned)(p->heads_v / p->heads_q);
     const size_t slots = size_mul((size_t)s.kept.per_head, (size_t)p->heads_v);
     s.h_in = (float *)arena_take(
         pool, size_mul(size_mul((size_t)p->batch, (size_t)p->heads_v), MESA_DIM * MESA_DIM), sizeof(float));
@@ -183,7 +183,7 @@ static mesa_backward_params backward_carve(const loam_problem *p, const loam_arg
     const size_t slots = size_mul((size_t)s.m.kept.per_head, heads_v);
     s.shared = p->heads_v > p->heads_q;
     s.grads = kept_carve<float>(p, MESA_TOKENS, 2 * MESA_DIM, pool);
-    s.solutions = (mesa_dense(*)[MESA_PARTS])arena_take(pool, slots, sizeof(mesa_dense) * MESA_PARTS);
+    s.solutions = (mesa_tile(*)[2 * MESA_PARTS]) arena_take(pool, slots, sizeof *s.solutions);
     s.read_terms = (float *)arena_take(pool, size_mul(slots, MESA_TOKENS), sizeof(float));
     s.antisymmetric = (double *)arena_take(pool, size_mul(size_mul((size_t)p->batch, heads_v), SCAN_BLOCKS),
                                            sizeof(double));

@@ -24,7 +24,7 @@
 struct mesa_solve_shared {
     mesa_tile k, v, states[2][2];                /* states: S0 and H0, each in hi and lo part */
     float4 weights[MESA_WARPS][MESA_BLOCKS][32]; /* W in the layout of D, one float4 for each lane */
-    double sums[MESA_TOKENS];                    /* pre */
+    float2 sums[MESA_TOKENS];                    /* pre, in the log2 domain, hi and lo part */
     float key_weight[MESA_TOKENS],
         norm[MESA_TOKENS]; /* beta / |k|^2 and |k|; beta and 1 without a feature map */
     float ridge[MESA_DIM],
@@ -137,7 +137,7 @@ static __device__ __forceinline__ void mesa_pair_weights(mesa_solve_shared &sm, 
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int t = t0 + e / 2 * 8, i = 8 * n + lane % 4 * 2 + e % 2;
-            w[e] = i <= t ? expf((float)(sm.sums[t] - sm.sums[i])) * sm.key_weight[i] : 0;
+            w[e] = i <= t ? decay_between(sm.sums[t], sm.sums[i]) * sm.key_weight[i] : 0;
             trace[e / 2] = fma(w[e] * sm.norm[i], sm.norm[i], trace[e / 2]);
         }
         sm.weights[warp][n][lane] = make_float4(w[0], w[1], w[2], w[3]);
@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(MESA_THREADS, 2) mesa_solve_kernel(const __gri
     if (chunk.tokens <= 0) return;
     mesa_solve_load(s, sm, chunk);
     const int lane = threadIdx.x % 32, t0 = (int)threadIdx.x / 32 * 16 + lane / 4;
-    const float decay[2] = { expf((float)sm.sums[t0]), expf((float)sm.sums[t0 + 8]) };
+    const float decay[2] = { exp2_fast(sm.sums[t0].x), exp2_fast(sm.sums[t0 + 8].x) };
     mesa_rows x, r;
     mesa_pair_weights(sm, decay);
     mesa_load_rows(r, s.a.q, chunk, chunk.key_head);

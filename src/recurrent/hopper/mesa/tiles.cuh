@@ -23,6 +23,7 @@ struct mesa_params {
     loam_problem p;
     loam_args a;
     recurrent_form form;
+    unsigned chunks, group;  /* of a sequence; value heads of a key head */
     kept_states<float> kept; /* [slot]: S, then the symmetric part of H, at the beginning of the chunk */
     float *h_in;             /* [sequence][value head][64][64]: a copy of H of state_in */
     float *chunk_decay;      /* [slot]: e^(sum of the gates) of the chunk */
@@ -48,11 +49,12 @@ struct mesa_chunk {
 
 static __device__ __forceinline__ mesa_chunk mesa_chunk_of_block(const mesa_params &s)
 {
-    const int64_t head = blockIdx.x / s.kept.per_sequence;
+    /* divisions of 32 bits, a tenth of those of 64 */
+    const unsigned head = blockIdx.x / s.chunks, heads = (unsigned)s.p.heads_v;
     mesa_chunk x;
-    x.index = blockIdx.x % s.kept.per_sequence, x.h = head % s.p.heads_v;
-    x.key_head = recurrent_key_head(&s.p, x.h);
-    x.seq = recurrent_seq_at(&s.p, &s.a, head / s.p.heads_v);
+    x.index = blockIdx.x % s.chunks, x.h = head % heads;
+    x.key_head = head % heads / s.group;
+    x.seq = recurrent_seq_at(&s.p, &s.a, head / heads);
     x.first = x.seq.first + x.index * MESA_TOKENS;
     x.tokens = (int)min(x.seq.len - x.index * MESA_TOKENS, (int64_t)MESA_TOKENS);
     return x;
@@ -75,13 +77,15 @@ static __device__ __forceinline__ void mesa_load(mesa_tile &tile, const loam_con
 {
     const __nv_bfloat16 *from = (const __nv_bfloat16 *)view.data +
                                 RECURRENT_AT(view, chunk.seq.b, head, chunk.first);
-    for (int e = threadIdx.x; e < MESA_TOKENS * (MESA_DIM / 8); e += MESA_THREADS) {
-        const int t = e / (MESA_DIM / 8), c = e % (MESA_DIM / 8) * 8;
-        if (t < chunk.tokens)
-            copy_async_16(tile + swizzled(t, c), from + t * view.token + c);
-        else
-            *(uint4 *)(tile + swizzled(t, c)) = make_uint4(0, 0, 0, 0);
-    }
+    load_tiles<MESA_DIM, MESA_THREADS, MESA_TOKENS>(tile, { from, view.token, MESA_DIM }, chunk.tokens);
+}
+
+/* One thread: so many bytes of bulk copies are to complete on the barrier. */
+static __device__ __forceinline__ void mesa_expect(uint64_t *barrier, unsigned bytes)
+{
+    barrier_init(barrier, 1);
+    fence_async_proxy();
+    barrier_expect(barrier, bytes);
 }
 
 /* All that the block has stored to tiles is there for products. */
@@ -128,8 +132,8 @@ static __device__ __forceinline__ void mesa_load_gates(float (&gate)[2], const m
     gate[1] = mesa_load_scalar(s.a.log_decay, chunk, 2 * lane + 1);
 }
 
-/* One warp: the cumulative log decays of the chunk. */
-static __device__ __forceinline__ void mesa_cumulative_log_decay(double (&sums)[MESA_TOKENS],
+/* One warp: the cumulative log decays of the chunk, in the log2 domain, hi and lo part. */
+static __device__ __forceinline__ void mesa_cumulative_log_decay(float2 (&sums)[MESA_TOKENS],
                                                                  const mesa_params &s,
                                                                  const mesa_chunk &chunk)
 {
@@ -137,8 +141,8 @@ static __device__ __forceinline__ void mesa_cumulative_log_decay(double (&sums)[
     float gate[2];
     double pre[2];
     mesa_load_gates(gate, s, chunk);
-    cumulative_log_decay(pre, gate, 1);
-    sums[2 * lane] = pre[0], sums[2 * lane + 1] = pre[1];
+    cumulative_log_decay(pre, gate, LOG2_E);
+    sums[2 * lane] = split_double(pre[0]), sums[2 * lane + 1] = split_double(pre[1]);
 }
 
 /* Stores four neighbouring elements in hi and lo part. */
@@ -232,6 +236,12 @@ static __device__ __forceinline__ void mesa_multiply_rows(mesa_rows &y, const me
 }
 
 /* ------------------------------------------------------------------ rows of a warp */
+
+/* The offset in a tile of the thread's pair of block n of mesa_rows, in row t0 or, row = 1, t0 + 8. */
+static __device__ __forceinline__ int mesa_offset(int t0, int n, int row)
+{
+    return (swizzled(t0, (int)threadIdx.x % 4 * 2) ^ 8 * n) + row * 8 * TILE_SIDE;
+}
 
 /* out[n] = x . y for each of the thread's two rows, summed over the four lanes of a row. */
 static __device__ __forceinline__ void mesa_dot(float (&out)[2], const mesa_rows &x, const mesa_rows &y)
