@@ -265,9 +265,10 @@ loam_status recurrent_mesa_backward_hopper(const loam_problem *p, const loam_arg
     backward_work<float> w;
     const mesa_backward_params s = backward_carve(p, &a, &w, &pool);
     const size_t slots = (size_t)(s.m.kept.per_head * p->heads_v);
-    /* unused slots must add 0 to the sums over slots */
-    TRY(cuda_check(cudaMemsetAsync(s.sums, 0, slots * MESA_SUMS * sizeof(float), (cudaStream_t)a.stream),
-                   "cudaMemsetAsync", error));
+    if (sequence_packed(p)) { /* unused slots must add 0 to the sums over slots */
+        TRY(cuda_check(cudaMemsetAsync(s.sums, 0, slots * MESA_SUMS * sizeof(float), (cudaStream_t)a.stream),
+                       "cudaMemsetAsync", error));
+    }
     TRY(p->batch > 0 ? backward(s, error) : LOAM_OK);
     if (a.grad_ridge.data || a.grad_scale) TRY(sums(s, error));
     if (s.shared) {

@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(MESA_THREADS) mesa_write_kernel(const __grid_c
 
 /* ------------------------------------------------------------------ the scan */
 
-enum { SCAN_THREADS = 64, SCAN_PREFETCH = 16, SCAN_BLOCKS = 2 * MESA_DIM * MESA_DIM / 4 / SCAN_THREADS };
+enum { SCAN_THREADS = 64, SCAN_PREFETCH = 32, SCAN_BLOCKS = 2 * MESA_DIM * MESA_DIM / 4 / SCAN_THREADS };
 
 struct mesa_scan {
     kept_states<float> kept;
@@ -213,37 +213,37 @@ static __device__ __forceinline__ void mesa_scan_begin(mesa_scan_part &x, const 
     }
 }
 
+/* The elements of `written` that a thread has, SCAN_PREFETCH chunks ahead. In shared memory, because loads into
+ * registers end in the order in which few counters of a warp are waited for, not in that of the chunks. */
+typedef float4 mesa_scan_ring[SCAN_PREFETCH][SCAN_THREADS];
+
 /* Carries the state through the chunks, from the first one of the scan, whose elements are at `at` and whose
- * decay is at `chunk_decay`. `written` is prefetched SCAN_PREFETCH chunks ahead. */
+ * decay is at `chunk_decay`. */
 template <bool BACKWARD>
-static __device__ __forceinline__ void mesa_scan_chunks(mesa_scan_part &x, float *at,
+static __device__ __forceinline__ void mesa_scan_chunks(mesa_scan_part &x, mesa_scan_ring &ring, float *at,
                                                         const float *chunk_decay, int chunks)
 {
     constexpr int64_t step = (BACKWARD ? -1 : 1) * 2 * MESA_DIM * MESA_DIM;
-    float4 prefetched[SCAN_PREFETCH];
-    float decays[SCAN_PREFETCH];
-    const auto load = [&](int i, int n) {
-        if (n < chunks) {
-            prefetched[i] = *(const float4 *)(at + n * step);
-            decays[i] = chunk_decay[BACKWARD ? -n : n];
-        }
+    const int lane = threadIdx.x % 32;
+    const auto prefetch = [&](int n) {
+        if (n < chunks) copy_async_16(&ring[n % SCAN_PREFETCH][threadIdx.x], at + n * step);
+        copy_async_commit();
     };
-#pragma unroll
-    for (int i = 0; i < SCAN_PREFETCH; i++)
-        load(i, i);
-    for (int n0 = 0; n0 < chunks; n0 += SCAN_PREFETCH) {
-#pragma unroll
-        for (int i = 0; i < SCAN_PREFETCH; i++) {
-            const int n = n0 + i;
-            if (n < chunks) {
-                *(float4 *)(at + n * step) = make_float4(
-                    (x.state.x + x.transposed.x) / 2, (x.state.y + x.transposed.y) / 2,
-                    (x.state.z + x.transposed.z) / 2, (x.state.w + x.transposed.w) / 2);
-                mesa_decay_add(x.state, decays[i], prefetched[i]);
-                mesa_decay_add(x.transposed, decays[i], prefetched[i]);
-                load(i, n + SCAN_PREFETCH);
-            }
-        }
+    const auto load_decay = [&](int n) { return n < chunks ? chunk_decay[BACKWARD ? -n : n] : 0; };
+    float decays, next = load_decay(lane); /* of chunk n - n % 32 + lane, and of 32 chunks later */
+    for (int n = 0; n < SCAN_PREFETCH; n++)
+        prefetch(n);
+    for (int n = 0; n < chunks; n++) {
+        if (n % 32 == 0) decays = next, next = load_decay(n + 32 + lane);
+        const float decay = __shfl_sync(~0u, decays, n % 32);
+        copy_async_wait<SCAN_PREFETCH - 1>();
+        const float4 written = ring[n % SCAN_PREFETCH][threadIdx.x];
+        *(float4 *)(at + n * step) = make_float4(
+            (x.state.x + x.transposed.x) / 2, (x.state.y + x.transposed.y) / 2,
+            (x.state.z + x.transposed.z) / 2, (x.state.w + x.transposed.w) / 2);
+        mesa_decay_add(x.state, decay, written);
+        mesa_decay_add(x.transposed, decay, written);
+        prefetch(n + SCAN_PREFETCH);
     }
 }
 
@@ -266,6 +266,7 @@ template <bool BACKWARD>
 __global__ void __launch_bounds__(SCAN_THREADS)
     mesa_scan_kernel(const __grid_constant__ mesa_params m, const __grid_constant__ mesa_scan s)
 {
+    __shared__ mesa_scan_ring ring;
     mesa_begin();
     const int64_t head = blockIdx.x / SCAN_BLOCKS, h = head % m.p.heads_v;
     const recurrent_seq seq = recurrent_seq_at(&m.p, &m.a, head / m.p.heads_v);
@@ -274,7 +275,7 @@ __global__ void __launch_bounds__(SCAN_THREADS)
     mesa_scan_part x;
     x.row = e / MESA_DIM, x.column = e % MESA_DIM;
     mesa_scan_begin<BACKWARD>(x, m, s, seq, head, h);
-    mesa_scan_chunks<BACKWARD>(x, kept_row(s.kept, m.p, seq, h, first, 0) + e,
+    mesa_scan_chunks<BACKWARD>(x, ring, kept_row(s.kept, m.p, seq, h, first, 0) + e,
                                m.chunk_decay + kept_slot(s.kept, m.p, seq, h, first), chunks);
     if (s.last.data) {
         float *to = (float *)s.last.data + RECURRENT_AT(s.last, seq.index, h, x.row) + x.column;
