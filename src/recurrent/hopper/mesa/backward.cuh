@@ -47,7 +47,7 @@ static __device__ __forceinline__ void mesa_store_solution(mesa_tile *to, const 
 #pragma unroll
     for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
         uint32_t part[MESA_PARTS];
-        split_pair(part, x[e / 2][e % 2 * 2], x[e / 2][e % 2 * 2 + 1]);
+        mesa_split_pair(part, x[e / 2][e % 2 * 2], x[e / 2][e % 2 * 2 + 1]);
 #pragma unroll
         for (int i = 0; i < MESA_PARTS; i++)
             *(uint32_t *)(to[i] + mesa_offset(t0, e / 2, e % 2)) = part[i];
@@ -101,31 +101,39 @@ struct mesa_adjoint_shared {
     mesa_chunk chunk; /* here so that it occupies no registers during the solves */
 };
 
-/* Stores x, which y and r are free for, and keeps what `read_terms` needs of it. */
+/* Stores x, and keeps what `read_terms` needs of it. */
 static __device__ __forceinline__ void mesa_finish_x(const mesa_backward_params &s, mesa_adjoint_shared &all,
-                                                     const mesa_rows &x, mesa_rows &y, mesa_rows &r)
+                                                     const mesa_rows &x)
 {
     float do_s0_x[2];
+    mesa_rows s0_x, h0_x, grad_o;
+    weights_operand<2> a;
+    mesa_split(a, x);
+    wgmma_fence();
+    mesa_add<true, 2>(s0_x, a, all.solve.states[0], false);
+    mesa_add<true, 2>(h0_x, a, all.solve.states[1], false); /* H0 is symmetric */
+    wgmma_commit();
     mesa_store_solution(s.solutions[mesa_slot(s.m, all.chunk)], x);
-    mesa_multiply<true, 2>(y, x, all.solve.states[0], false);
-    mesa_load_rows(r, s.m.a.grad_o, all.chunk, all.chunk.h);
-    mesa_dot(do_s0_x, r, y);
+    mesa_load_rows(grad_o, s.m.a.grad_o, all.chunk, all.chunk.h);
+    wgmma_wait<0>();
+    wgmma_results(s0_x), wgmma_results(h0_x);
+    mesa_dot(do_s0_x, grad_o, s0_x);
     all.do_s0_x[0][threadIdx.x] = do_s0_x[0], all.do_s0_x[1][threadIdx.x] = do_s0_x[1];
-    mesa_multiply<true, 2>(r, x, all.solve.states[1], false); /* H0 is symmetric */
-    mesa_keep(all.h0_x, r);
+    mesa_keep(all.h0_x, h0_x);
 }
 
 /* Stores z and `read_terms`. */
 static __device__ __forceinline__ void mesa_finish_z(const mesa_backward_params &s,
                                                      const mesa_adjoint_shared &all, const mesa_rows &z,
-                                                     mesa_rows &r, const float (&decay)[2])
+                                                     const float (&decay)[2])
 {
     const int lane = threadIdx.x % 32, t0 = (int)threadIdx.x / 32 * 16 + lane / 4;
     const int64_t slot = mesa_slot(s.m, all.chunk);
     float z_h0_x[2];
     mesa_store_solution(s.solutions[slot] + MESA_PARTS, z);
-    mesa_take(r, all.h0_x);
-    mesa_dot(z_h0_x, z, r);
+    mesa_rows h0_x;
+    mesa_take(h0_x, all.h0_x);
+    mesa_dot(z_h0_x, z, h0_x);
     if (lane % 4 == 0) {
         float *terms = s.read_terms + slot * MESA_TOKENS + t0;
         terms[0] = decay[0] * (all.do_s0_x[0][threadIdx.x] - z_h0_x[0]);
@@ -148,12 +156,13 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
     mesa_solve_load(s.m, sm, chunk);
     const int lane = threadIdx.x % 32, t0 = (int)threadIdx.x / 32 * 16 + lane / 4;
     const float decay[2] = { exp2_fast(sm.sums[t0].x), exp2_fast(sm.sums[t0 + 8].x) };
-    mesa_rows x, y, r;
+    mesa_rows x, r;
     mesa_pair_weights(sm, decay);
 #pragma unroll 1 /* one solver for x and z: the kernel waits for instructions */
     for (int side = 0; side < 2; side++) {
         mesa_load_rows(r, side ? a.grad_o : a.q, all.chunk, side ? all.chunk.h : all.chunk.key_head);
         if (side) {
+            mesa_rows y;
             mesa_apply<MAP_ADJOINT>(y, r, sm, decay);
             memcpy(r, y, sizeof r);
         } else {
@@ -163,9 +172,9 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
         int &flag = all.needs_f64[threadIdx.x / 32];
         if (lane == 0) flag = needs_f64 || (side && flag);
         if (side)
-            mesa_finish_z(s, all, x, r, decay);
+            mesa_finish_z(s, all, x, decay);
         else
-            mesa_finish_x(s, all, x, y, r);
+            mesa_finish_x(s, all, x);
     }
     __syncthreads();
     if (all.needs_f64[0] | all.needs_f64[1] | all.needs_f64[2] | all.needs_f64[3])
@@ -496,20 +505,14 @@ static __device__ __forceinline__ void mesa_store_keys(const mesa_backward_param
     }
 }
 
-/* The weights of the pairs: kx = D (k . x), kz = D (k . z), vo = D (v . do). Leaves the terms of the gates in
- * sm.query_terms and `key_terms`; dbeta is their part of dbeta. */
-static __device__ __forceinline__ void mesa_pair_gradients(mesa_rows &kx, mesa_rows &kz, mesa_rows &vo,
+/* Makes kx, the products k . x, D (k . x), and vo, of v . do, D (v . do - k . z): the difference is taken before it
+ * is multiplied by x, because where keys are few v . do and k . z are nearly the same, and x is large. Leaves the
+ * terms of the gates in sm.query_terms and `key_terms`; dbeta is the part of the pairs in dbeta. */
+static __device__ __forceinline__ void mesa_pair_gradients(mesa_rows &kx, mesa_rows &vo, const mesa_rows &kz,
                                                            float (&key_terms)[2], float (&dbeta)[2],
                                                            mesa_gradient_shared &sm, const mesa_key_rows &own)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t2 = lane % 4 * 2;
-    wgmma_fence();
-    mesa_add_rows<true, 3>(kx, sm.k, sm.x, false);
-    mesa_add_rows<true, 3>(kz, sm.k, sm.z, false);
-    mesa_add_rows<true, 1>(vo, sm.v, &sm.grad_o, false);
-    wgmma_commit();
-    wgmma_wait<0>();
-    wgmma_results(kx), wgmma_results(kz), wgmma_results(vo);
 #pragma unroll
     for (int n = 0; n < MESA_BLOCKS; n++) {
         float column[2] = { 0, 0 };
@@ -517,11 +520,11 @@ static __device__ __forceinline__ void mesa_pair_gradients(mesa_rows &kx, mesa_r
         for (int e = 0; e < 4; e++) {
             const int t = 8 * n + t2 + e % 2, row = e / 2, j = own.j0 + 8 * row;
             const float decay = t >= j ? decay_between(sm.sums[t], sm.sums[j]) : 0;
-            kx[n][e] *= own.inverse_norm[row], kz[n][e] *= own.inverse_norm[row];
-            const float both = decay * kx[n][e] * (vo[n][e] - kz[n][e]),
-                        pair = t > j ? own.beta[row] * both : 0;
+            kx[n][e] *= own.inverse_norm[row];
+            vo[n][e] = decay * fma(-own.inverse_norm[row], kz[n][e], vo[n][e]);
+            const float both = kx[n][e] * vo[n][e], pair = t > j ? own.beta[row] * both : 0;
             dbeta[row] += both;
-            kx[n][e] *= decay, kz[n][e] *= decay, vo[n][e] *= decay;
+            kx[n][e] *= decay;
             key_terms[row] += pair, column[e % 2] += pair;
         }
         column[0] = mesa_column_sum(column[0]), column[1] = mesa_column_sum(column[1]);
@@ -532,43 +535,58 @@ static __device__ __forceinline__ void mesa_pair_gradients(mesa_rows &kx, mesa_r
     dbeta[0] = quad_sum(dbeta[0]), dbeta[1] = quad_sum(dbeta[1]);
 }
 
-/* dv of the warp's rows. */
-static __device__ __forceinline__ void mesa_value_gradients(mesa_rows &dv, const mesa_rows &kx,
-                                                            const mesa_gradient_shared &sm,
-                                                            const mesa_key_rows &own)
-{
-    const float by[2] = { own.suf_decay[0] * own.inverse_norm[0], own.suf_decay[1] * own.inverse_norm[1] };
-    mesa_multiply_rows<true, 2>(dv, sm.k, sm.states[0]);
-    mesa_scale(dv, by);
-    mesa_multiply<false, 1>(dv, kx, &sm.grad_o, true);
-    mesa_scale(dv, own.beta);
-}
-
-/* dk = beta (s + h) of the warp's rows, and end_terms, the part of s . k + h . k / 2 that comes from dS and
- * dH, for the writes that reach the end of the chunk. kx and kz change their sign. */
-static __device__ __forceinline__ void mesa_key_gradients(mesa_rows &dk, float (&end_terms)[2], mesa_rows &kx,
-                                                          mesa_rows &kz, const mesa_rows &vo,
+/* Decays what comes from the end of the chunk: dv, of dS k, dk, of dS^T v, and h, of 2 dH k. Adds h to dk; end_terms
+ * is the part of s . k + h . k / 2 that comes from dS and dH, for the writes that reach the end. */
+static __device__ __forceinline__ void mesa_end_gradients(mesa_rows &dv, mesa_rows &dk, mesa_rows &h,
+                                                          float (&end_terms)[2],
                                                           const mesa_gradient_shared &sm,
                                                           const mesa_key_rows &own)
 {
-    const float by[2] = { own.suf_decay[0] * own.inverse_norm[0], own.suf_decay[1] * own.inverse_norm[1] },
-                minus[2] = { -1, -1 };
+    const float by[2] = { own.suf_decay[0] * own.inverse_norm[0], own.suf_decay[1] * own.inverse_norm[1] };
     float part[2];
-    mesa_multiply_rows<false, 2>(dk, sm.v, sm.states[0]);
-    mesa_scale(dk, own.suf_decay);
-    mesa_dot_keys(end_terms, dk, sm, own);
-    mesa_multiply<false, 2>(dk, vo, sm.x, true);
-    mesa_rows h;
-    mesa_multiply_rows<true, 2>(h, sm.k, sm.states[1]); /* dH is symmetric */
-    mesa_scale(h, by);
-    mesa_dot_keys(part, h, sm, own);
+    mesa_scale(dv, by), mesa_scale(dk, own.suf_decay), mesa_scale(h, by);
+    mesa_dot_keys(end_terms, dk, sm, own), mesa_dot_keys(part, h, sm, own);
     end_terms[0] += part[0] / 2, end_terms[1] += part[1] / 2;
-    mesa_scale(kx, minus), mesa_scale(kz, minus);
-    mesa_multiply<false, 2>(h, kz, sm.x, true);
-    mesa_multiply<false, 2>(h, kx, sm.z, true);
 #pragma unroll
     for (int e = 0; e < 4 * MESA_BLOCKS; e++)
-        dk[e / 4][e % 4] = own.beta[e % 4 / 2] * (dk[e / 4][e % 4] + h[e / 4][e % 4]);
+        dk[e / 4][e % 4] += h[e / 4][e % 4];
+}
+
+/* dv and dk of the warp's rows, dk of features; the rest as in mesa_pair_gradients and mesa_end_gradients. */
+static __device__ __forceinline__ void mesa_token_gradients(mesa_rows &dv, mesa_rows &dk,
+                                                            float (&key_terms)[2], float (&dbeta)[2],
+                                                            float (&end_terms)[2], mesa_gradient_shared &sm,
+                                                            const mesa_key_rows &own)
+{
+    mesa_rows kx, kz, vo, h;
+    wgmma_fence();
+    mesa_add_rows<true, MESA_PARTS>(kx, sm.k, sm.x, false);
+    mesa_add_rows<true, MESA_PARTS>(kz, sm.k, sm.z, false);
+    mesa_add_rows<true, 1>(vo, sm.v, &sm.grad_o, false);
+    wgmma_commit();
+    mesa_add_rows<true, 2>(dv, sm.k, sm.states[0], false);
+    mesa_add_rows<false, 2>(dk, sm.v, sm.states[0], false);
+    mesa_add_rows<true, 2>(h, sm.k, sm.states[1], false); /* dH is symmetric */
+    wgmma_commit();
+    wgmma_wait<1>();
+    wgmma_results(kx), wgmma_results(kz), wgmma_results(vo);
+    mesa_pair_gradients(kx, vo, kz, key_terms, dbeta, sm, own);
+    wgmma_wait<0>();
+    wgmma_results(dv), wgmma_results(dk), wgmma_results(h);
+    mesa_end_gradients(dv, dk, h, end_terms, sm, own);
+    weights_operand<2> a, b;
+    mesa_split(a, kx), mesa_split(b, vo);
+    wgmma_fence();
+    mesa_add<false, 1>(dv, a, &sm.grad_o, true);
+    mesa_add<false, 2>(dk, b, sm.x, true);
+    mesa_add<false, 2>(h, a, sm.z, false);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_results(dv), wgmma_results(dk), wgmma_results(h);
+    mesa_scale(dv, own.beta);
+#pragma unroll
+    for (int e = 0; e < 4 * MESA_BLOCKS; e++)
+        dk[e / 4][e % 4] = own.beta[e % 4 / 2] * (dk[e / 4][e % 4] - h[e / 4][e % 4]);
 }
 
 /* Leaves the terms of the gates that the thread's keys have, and stores dbeta. */
@@ -605,16 +623,10 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
     if (threadIdx.x == 0) sm.chunk = chunk;
     mesa_gradient_load(s, sm, chunk, mesa_slot(s.m, chunk));
     const mesa_key_rows own = mesa_own_keys(sm);
-    mesa_rows kx, kz, vo;
+    mesa_rows dv, dk;
     float key_terms[2] = { 0, 0 }, dbeta[2] = { 0, 0 }, end_terms[2];
-    mesa_pair_gradients(kx, kz, vo, key_terms, dbeta, sm, own);
-    {
-        mesa_rows dv;
-        mesa_value_gradients(dv, kx, sm, own);
-        if (a.grad_v.data) mesa_store_rows(a.grad_v, sm.chunk, sm.chunk.h, dv, own.j0);
-    }
-    mesa_rows dk;
-    mesa_key_gradients(dk, end_terms, kx, kz, vo, sm, own);
+    mesa_token_gradients(dv, dk, key_terms, dbeta, end_terms, sm, own);
+    if (a.grad_v.data) mesa_store_rows(a.grad_v, sm.chunk, sm.chunk.h, dv, own.j0);
     const mesa_chunk own_chunk = sm.chunk;
     const int64_t slot = mesa_slot(s.m, own_chunk);
     mesa_store_key_terms(a, sm, own_chunk, own, key_terms, end_terms, dbeta);

@@ -45,7 +45,7 @@ static __device__ __forceinline__ void mesa_apply(mesa_rows &y, const mesa_rows 
     const mesa_tile &from = MAP == MAP_ADJOINT ? sm.v : sm.k, &to = MAP == MAP_OUTPUT ? sm.v : sm.k;
     mesa_rows pairs;
     weights_operand<2> a;
-    split_weights(a, x);
+    mesa_split(a, x);
     wgmma_fence();
     mesa_add<true, 1>(pairs, a, &from, false);
     wgmma_commit();
@@ -63,7 +63,7 @@ static __device__ __forceinline__ void mesa_apply(mesa_rows &y, const mesa_rows 
         }
     }
     weights_operand<2> weighted;
-    split_weights(weighted, pairs);
+    mesa_split(weighted, pairs);
     wgmma_wait<0>();
     wgmma_results(y);
     mesa_scale(y, decay);
@@ -233,7 +233,7 @@ static __device__ __forceinline__ int mesa_cg(mesa_rows &x, mesa_rows &r, const 
 #pragma unroll
         for (int row = 0; row < 2; row++) {
             alpha[row] = residual2[row] > tolerance2[row] && curvature[row] > 0
-                             ? residual2[row] / curvature[row]
+                             ? __fdividef(residual2[row], curvature[row])
                              : 0;
         }
 #pragma unroll
@@ -244,7 +244,7 @@ static __device__ __forceinline__ int mesa_cg(mesa_rows &x, mesa_rows &r, const 
         mesa_dot(next, r, r);
 #pragma unroll
         for (int row = 0; row < 2; row++) {
-            beta[row] = residual2[row] > 0 ? next[row] / residual2[row] : 0;
+            beta[row] = residual2[row] > 0 ? __fdividef(next[row], residual2[row]) : 0;
             residual2[row] = next[row];
         }
 #pragma unroll

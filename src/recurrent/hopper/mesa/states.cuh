@@ -45,7 +45,7 @@ static __device__ __forceinline__ void mesa_outer(mesa_rows &acc, const mesa_til
             first += unpack_first(raw[n][e / 4][e % 4]);
             second += unpack_second(raw[n][e / 4][e % 4]);
         }
-        split_pair(part, first * by.x, second * by.y);
+        mesa_split_pair(part, first * by.x, second * by.y);
         u.part[0][e / 4][e % 4] = part[0], u.part[1][e / 4][e % 4] = part[1];
     }
     wgmma_fence();

@@ -145,11 +145,33 @@ static __device__ __forceinline__ void mesa_cumulative_log_decay(float2 (&sums)[
     sums[2 * lane] = split_double(pre[0]), sums[2 * lane + 1] = split_double(pre[1]);
 }
 
+/* The same as split_pair, in six instructions where those of __low2float make eight. */
+template <int PARTS>
+static __device__ __forceinline__ void mesa_split_pair(uint32_t (&out)[PARTS], float x, float y)
+{
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) {
+        out[part] = pack_bf16(x, y);
+        x -= unpack_first(out[part]), y -= unpack_second(out[part]);
+    }
+}
+
+/* x as operand from registers, in hi and lo part. */
+static __device__ __forceinline__ void mesa_split(weights_operand<2> &a, const mesa_rows &x)
+{
+#pragma unroll
+    for (int e = 0; e < 2 * MESA_DIM / 8; e++) {
+        uint32_t part[2];
+        mesa_split_pair(part, x[e / 2][e % 2 * 2], x[e / 2][e % 2 * 2 + 1]);
+        a.part[0][e / 4][e % 4] = part[0], a.part[1][e / 4][e % 4] = part[1];
+    }
+}
+
 /* Stores four neighbouring elements in hi and lo part. */
 static __device__ __forceinline__ void mesa_store_split(mesa_tile (&to)[2], int row, int column, float4 x)
 {
     uint32_t first[2], second[2];
-    split_pair(first, x.x, x.y), split_pair(second, x.z, x.w);
+    mesa_split_pair(first, x.x, x.y), mesa_split_pair(second, x.z, x.w);
 #pragma unroll
     for (int part = 0; part < 2; part++)
         *(uint2 *)(to[part] + swizzled(row, column)) = make_uint2(first[part], second[part]);
@@ -211,28 +233,6 @@ static __device__ __forceinline__ void mesa_wait(mesa_rows &y)
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_results(y);
-}
-
-/* y (+)= x B, complete at the end. */
-template <bool BY_ROWS, int PARTS>
-static __device__ __forceinline__ void mesa_multiply(mesa_rows &y, const mesa_rows &x, const mesa_tile *tile,
-                                                     bool add)
-{
-    weights_operand<2> a;
-    split_weights(a, x);
-    wgmma_fence();
-    mesa_add<BY_ROWS, PARTS>(y, a, tile, add);
-    mesa_wait(y);
-}
-
-/* y = (the rows of a tile) B, complete at the end. */
-template <bool BY_ROWS, int PARTS>
-static __device__ __forceinline__ void mesa_multiply_rows(mesa_rows &y, const mesa_tile &rows,
-                                                          const mesa_tile *tile)
-{
-    wgmma_fence();
-    mesa_add_rows<BY_ROWS, PARTS>(y, rows, tile, false);
-    mesa_wait(y);
 }
 
 /* ------------------------------------------------------------------ rows of a warp */
