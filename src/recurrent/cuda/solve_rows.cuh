@@ -175,8 +175,8 @@ static inline size_t solve_shared_bytes(size_t d)
     return sizeof(solve_stage) + (d <= SHARED_DIM ? d * (d | 1) * sizeof(double) : 0);
 }
 
-/* Solves the systems of SOLVE_TOKENS tokens of a head from token `first` on; H before it is at `kept`, in rows of
- * `width`. outside: where the square array is beyond SHARED_DIM. */
+/* Solves the systems of SOLVE_TOKENS tokens of a head from token `first` on; H before it is at `kept`, in
+ * rows of `width`. outside: where the square array is beyond SHARED_DIM. */
 template <class REAL>
 static __device__ __forceinline__ void solve_chunk(const solve &s, char *shared, const recurrent_seq &seq,
                                                    int64_t h, int64_t first, const REAL *kept, int64_t width,

@@ -505,9 +505,10 @@ static __device__ __forceinline__ void mesa_store_keys(const mesa_backward_param
     }
 }
 
-/* Makes kx, the products k . x, D (k . x), and vo, of v . do, D (v . do - k . z): the difference is taken before it
- * is multiplied by x, because where keys are few v . do and k . z are nearly the same, and x is large. Leaves the
- * terms of the gates in sm.query_terms and `key_terms`; dbeta is the part of the pairs in dbeta. */
+/* Makes kx, the products k . x, D (k . x), and vo, of v . do, D (v . do - k . z): the difference is taken
+ * before it is multiplied by x, because where keys are few v . do and k . z are nearly the same, and x is
+ * large. Leaves the terms of the gates in sm.query_terms and `key_terms`; dbeta is the part of the pairs in
+ * dbeta. */
 static __device__ __forceinline__ void mesa_pair_gradients(mesa_rows &kx, mesa_rows &vo, const mesa_rows &kz,
                                                            float (&key_terms)[2], float (&dbeta)[2],
                                                            mesa_gradient_shared &sm, const mesa_key_rows &own)
@@ -535,8 +536,8 @@ static __device__ __forceinline__ void mesa_pair_gradients(mesa_rows &kx, mesa_r
     dbeta[0] = quad_sum(dbeta[0]), dbeta[1] = quad_sum(dbeta[1]);
 }
 
-/* Decays what comes from the end of the chunk: dv, of dS k, dk, of dS^T v, and h, of 2 dH k. Adds h to dk; end_terms
- * is the part of s . k + h . k / 2 that comes from dS and dH, for the writes that reach the end. */
+/* Decays what comes from the end of the chunk: dv, of dS k, dk, of dS^T v, and h, of 2 dH k. Adds h to dk;
+ * end_terms is the part of s . k + h . k / 2 that comes from dS and dH, for the writes that reach the end. */
 static __device__ __forceinline__ void mesa_end_gradients(mesa_rows &dv, mesa_rows &dk, mesa_rows &h,
                                                           float (&end_terms)[2],
                                                           const mesa_gradient_shared &sm,

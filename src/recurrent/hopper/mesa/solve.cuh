@@ -211,8 +211,9 @@ enum { MESA_MOST_STEPS = 96 };
 #define PRODUCT_ERROR_MAX 1e-3f
 
 /* Conjugate gradients for A x = b from x = 0, for the 64 rows of the chunk, until |r|^2 <= tolerance2 in
- * each row or for MESA_MOST_STEPS steps; a row that has ended stays as it is. r is b on entry and the residual
- * on return; residual2 is |r|^2. Returns the number of steps in which one of the warp's rows had not ended. */
+ * each row or for MESA_MOST_STEPS steps; a row that has ended stays as it is. r is b on entry and the
+ * residual on return; residual2 is |r|^2. Returns the number of steps in which one of the warp's rows had
+ * not ended. */
 static __device__ __forceinline__ int mesa_cg(mesa_rows &x, mesa_rows &r, const mesa_solve_shared &sm,
                                               const float (&decay)[2], const float (&tolerance2)[2],
                                               float (&residual2)[2])

@@ -213,8 +213,8 @@ static __device__ __forceinline__ void mesa_scan_begin(mesa_scan_part &x, const 
     }
 }
 
-/* The elements of `written` that a thread has, SCAN_PREFETCH chunks ahead. In shared memory, because loads into
- * registers end in the order in which few counters of a warp are waited for, not in that of the chunks. */
+/* The elements of `written` that a thread has, SCAN_PREFETCH chunks ahead. In shared memory, because of loads
+ * into registers a warp has six counters alone: to wait for a chunk is to wait for later ones too. */
 typedef float4 mesa_scan_ring[SCAN_PREFETCH][SCAN_THREADS];
 
 /* Carries the state through the chunks, from the first one of the scan, whose elements are at `at` and whose

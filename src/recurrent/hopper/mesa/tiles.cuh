@@ -179,8 +179,8 @@ static __device__ __forceinline__ void mesa_store_split(mesa_tile (&to)[2], int 
 
 /* ------------------------------------------------------------------ products
  *
- * B is a tile, with BY_ROWS its transpose, as the sum of PARTS parts. Products are asynchronous: they follow a
- * wgmma_fence, and a commit and a wait come before their use. */
+ * B is a tile, with BY_ROWS its transpose, as the sum of PARTS parts. Products are asynchronous: they follow
+ * a wgmma_fence, and a commit and a wait come before their use. */
 
 /* y (+)= a B, a term of it: A from registers. */
 template <bool BY_ROWS>
