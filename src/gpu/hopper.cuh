@@ -341,15 +341,6 @@ static __device__ __forceinline__ void wgmma_weights(float (&d)[2][8][4], const 
           : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
-/* d (+)= A B over 16 rows of B: A by rows, both in shared memory. */
-template <class T>
-static __device__ __forceinline__ void wgmma_columns(float (&d)[8][4], uint64_t a, uint64_t b, int add)
-{
-    WGMMA(T, "m64n64k16", "34", "{" WGMMA_REGISTERS_32 "}, %32, %33, p, 1, 1, 0, 1",
-          : WGMMA_32(d)
-          : "l"(a), "l"(b), "r"(add));
-}
-
 /* d (+)= A^T B over 16 rows of both, which have 64 columns each in shared memory. */
 template <class T>
 static __device__ __forceinline__ void wgmma_transposed(float (&d)[8][4], uint64_t a, uint64_t b, int add)

@@ -22,13 +22,15 @@
 
 #include "src/recurrent/hopper/mesa/solve.cuh"
 
-enum { MESA_PARTS = 3, MESA_SUMS = MESA_DIM + 1 };
+/* bf16 parts of x and of z. */
+enum { X_PARTS = 3, Z_PARTS = 3, SOLUTION_PARTS = X_PARTS + Z_PARTS };
+enum { MESA_SUMS = MESA_DIM + 1 };
 
 struct mesa_backward_params {
     mesa_params m;
     kept_states<float> grads; /* [slot]: dS, then dH, at the end of the chunk */
     /* [slot]: tiles of x and of z, in three parts each, because a small ridge makes them large. */
-    mesa_tile (*solutions)[2 * MESA_PARTS];
+    mesa_tile (*solutions)[SOLUTION_PARTS];
     float *read_terms;     /* [slot][64]: e^pre (do . S0 x - z . H0 x) */
     double *antisymmetric; /* [sequence][value head][SCAN_BLOCKS], see mesa_scan */
     float *z, *dk;     /* [work row][64]: z and dk of one value head, where value heads share a key head */
@@ -41,15 +43,16 @@ struct mesa_backward_params {
 /* ------------------------------------------------------------------ x and z */
 
 /* Stores x in parts. */
+template <int PARTS>
 static __device__ __forceinline__ void mesa_store_solution(mesa_tile *to, const mesa_rows &x)
 {
     const int t0 = (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4;
 #pragma unroll
     for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
-        uint32_t part[MESA_PARTS];
+        uint32_t part[PARTS];
         mesa_split_pair(part, x[e / 2][e % 2 * 2], x[e / 2][e % 2 * 2 + 1]);
 #pragma unroll
-        for (int i = 0; i < MESA_PARTS; i++)
+        for (int i = 0; i < PARTS; i++)
             *(uint32_t *)(to[i] + mesa_offset(t0, e / 2, e % 2)) = part[i];
     }
 }
@@ -101,19 +104,19 @@ struct mesa_adjoint_shared {
     mesa_chunk chunk; /* here so that it occupies no registers during the solves */
 };
 
-/* Stores x, and keeps what `read_terms` needs of it. */
+/* Stores x, and keeps what `read_terms` needs of it. grad_o: rows of do, which are loaded here. */
 static __device__ __forceinline__ void mesa_finish_x(const mesa_backward_params &s, mesa_adjoint_shared &all,
-                                                     const mesa_rows &x)
+                                                     mesa_rows &grad_o, const mesa_rows &x)
 {
     float do_s0_x[2];
-    mesa_rows s0_x, h0_x, grad_o;
+    mesa_rows s0_x, h0_x;
     weights_operand<2> a;
     mesa_split(a, x);
     wgmma_fence();
     mesa_add<true, 2>(s0_x, a, all.solve.states[0], false);
     mesa_add<true, 2>(h0_x, a, all.solve.states[1], false); /* H0 is symmetric */
     wgmma_commit();
-    mesa_store_solution(s.solutions[mesa_slot(s.m, all.chunk)], x);
+    mesa_store_solution<X_PARTS>(s.solutions[mesa_slot(s.m, all.chunk)], x);
     mesa_load_rows(grad_o, s.m.a.grad_o, all.chunk, all.chunk.h);
     wgmma_wait<0>();
     wgmma_results(s0_x), wgmma_results(h0_x);
@@ -130,7 +133,7 @@ static __device__ __forceinline__ void mesa_finish_z(const mesa_backward_params 
     const int lane = threadIdx.x % 32, t0 = (int)threadIdx.x / 32 * 16 + lane / 4;
     const int64_t slot = mesa_slot(s.m, all.chunk);
     float z_h0_x[2];
-    mesa_store_solution(s.solutions[slot] + MESA_PARTS, z);
+    mesa_store_solution<Z_PARTS>(s.solutions[slot] + X_PARTS, z);
     mesa_rows h0_x;
     mesa_take(h0_x, all.h0_x);
     mesa_dot(z_h0_x, z, h0_x);
@@ -152,15 +155,15 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
     const mesa_chunk chunk = mesa_chunk_of_block(s.m);
     if (chunk.tokens <= 0) return;
     const loam_args &a = s.m.a;
+    mesa_rows x, r;
+    mesa_load_rows(r, a.q, chunk, chunk.key_head); /* comes while the rest is loaded */
     if (threadIdx.x == 0) all.chunk = chunk;
     mesa_solve_load(s.m, sm, chunk);
     const int lane = threadIdx.x % 32, t0 = (int)threadIdx.x / 32 * 16 + lane / 4;
     const float decay[2] = { exp2_fast(sm.sums[t0].x), exp2_fast(sm.sums[t0 + 8].x) };
-    mesa_rows x, r;
     mesa_pair_weights(sm, decay);
 #pragma unroll 1 /* one solver for x and z: the kernel waits for instructions */
     for (int side = 0; side < 2; side++) {
-        mesa_load_rows(r, side ? a.grad_o : a.q, all.chunk, side ? all.chunk.h : all.chunk.key_head);
         if (side) {
             mesa_rows y;
             mesa_apply<MAP_ADJOINT>(y, r, sm, decay);
@@ -174,7 +177,7 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
         if (side)
             mesa_finish_z(s, all, x, decay);
         else
-            mesa_finish_x(s, all, x);
+            mesa_finish_x(s, all, r, x);
     }
     __syncthreads();
     if (all.needs_f64[0] | all.needs_f64[1] | all.needs_f64[2] | all.needs_f64[3])
@@ -223,7 +226,7 @@ __global__ void __launch_bounds__(MESA_THREADS)
     if (threadIdx.x == 0) {
         mesa_expect(&sm.loaded, sizeof sm.x + sizeof sm.z);
         load_bytes(sm.x, solutions[0], sizeof sm.x, &sm.loaded);
-        load_bytes(sm.z, solutions[MESA_PARTS], sizeof sm.z, &sm.loaded);
+        load_bytes(sm.z, solutions[X_PARTS], sizeof sm.z, &sm.loaded);
     }
     mesa_load(sm.grad_o, a.grad_o, chunk, chunk.h);
     copy_async_commit();
@@ -244,7 +247,7 @@ __global__ void __launch_bounds__(MESA_THREADS)
 /* ------------------------------------------------------------------ gradients of a chunk */
 
 struct mesa_gradient_shared {
-    mesa_tile k, v, grad_o, x[MESA_PARTS], z[MESA_PARTS];
+    mesa_tile k, v, grad_o, x[X_PARTS], z[Z_PARTS];
     mesa_tile states[2][2];   /* dS and 2 dH, each in hi and lo part */
     uint64_t loaded;          /* x and z are */
     float2 sums[MESA_TOKENS]; /* prefix sums of the gates, as in mesa_solve_shared */
@@ -266,7 +269,7 @@ static __device__ __forceinline__ void mesa_load_grad_states(const mesa_backward
 {
     const float *states = mesa_states(s.m.kept, s.m, chunk), *grads = mesa_states(s.grads, s.m, chunk);
     float dot = 0;
-#pragma unroll 4
+#pragma unroll 8 /* loads under way at a time */
     for (int e = threadIdx.x; e < 2 * MESA_DIM * (MESA_DIM / 4); e += MESA_THREADS) {
         const int row = e / (MESA_DIM / 4), c = e % (MESA_DIM / 4) * 4;
         float4 f = *(const float4 *)(grads + row * MESA_DIM + c);
@@ -408,11 +411,11 @@ static __device__ __forceinline__ void mesa_store_queries(const mesa_backward_pa
         for (int row = 0; row < 2; row++) {
             float part[2][2] = {};
 #pragma unroll
-            for (int i = 0; i < 6; i++) {
-                const mesa_tile &from = i < 3 ? sm.x[2 - i] : sm.z[5 - i];
+            for (int i = 0; i < SOLUTION_PARTS; i++) { /* from the least on */
+                const mesa_tile &from = i < X_PARTS ? sm.x[X_PARTS - 1 - i] : sm.z[SOLUTION_PARTS - 1 - i];
                 const uint32_t pair = *(const uint32_t *)&from[mesa_offset(t0, n, row)];
-                part[i / 3][0] += unpack_first(pair);
-                part[i / 3][1] += unpack_second(pair);
+                part[i >= X_PARTS][0] += unpack_first(pair);
+                part[i >= X_PARTS][1] += unpack_second(pair);
             }
 #pragma unroll
             for (int e = 0; e < 2; e++) {
@@ -561,8 +564,8 @@ static __device__ __forceinline__ void mesa_token_gradients(mesa_rows &dv, mesa_
 {
     mesa_rows kx, kz, vo, h;
     wgmma_fence();
-    mesa_add_rows<true, MESA_PARTS>(kx, sm.k, sm.x, false);
-    mesa_add_rows<true, MESA_PARTS>(kz, sm.k, sm.z, false);
+    mesa_add_rows<true, X_PARTS>(kx, sm.k, sm.x, false);
+    mesa_add_rows<true, Z_PARTS>(kz, sm.k, sm.z, false);
     mesa_add_rows<true, 1>(vo, sm.v, &sm.grad_o, false);
     wgmma_commit();
     mesa_add_rows<true, 2>(dv, sm.k, sm.states[0], false);

@@ -68,9 +68,9 @@ static __device__ __forceinline__ void mesa_adjoint_f64(const mesa_backward_para
             const int side = threadIdx.x / MESA_DIM, c = threadIdx.x % MESA_DIM;
             double rest = (side ? s.dx : s.m.x)[at + c];
             solution[side][c] = rest;
-            for (int n = 0; n < MESA_PARTS; n++) {
+            for (int n = 0; n < (side ? Z_PARTS : X_PARTS); n++) {
                 const __nv_bfloat16 high = __float2bfloat16_rn((float)rest);
-                s.solutions[slot][MESA_PARTS * side + n][swizzled(t, c)] = high;
+                s.solutions[slot][X_PARTS * side + n][swizzled(t, c)] = high;
                 rest -= (double)__bfloat162float(high);
             }
         }
@@ -218,7 +218,7 @@ static mesa_backward_params backward_carve(const loam_problem *p, const loam_arg
     const size_t slots = size_mul((size_t)s.m.kept.per_head, heads_v);
     s.shared = p->heads_v > p->heads_q;
     s.grads = kept_carve<float>(p, MESA_TOKENS, 2 * MESA_DIM, pool);
-    s.solutions = (mesa_tile(*)[2 * MESA_PARTS]) arena_take(pool, slots, sizeof *s.solutions);
+    s.solutions = (mesa_tile(*)[SOLUTION_PARTS])arena_take(pool, slots, sizeof *s.solutions);
     s.read_terms = (float *)arena_take(pool, size_mul(slots, MESA_TOKENS), sizeof(float));
     s.antisymmetric = (double *)arena_take(pool, size_mul(size_mul((size_t)p->batch, heads_v), SCAN_BLOCKS),
                                            sizeof(double));

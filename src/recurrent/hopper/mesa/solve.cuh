@@ -294,12 +294,12 @@ __global__ void __launch_bounds__(MESA_THREADS, 2) mesa_solve_kernel(const __gri
     mesa_begin();
     const mesa_chunk chunk = mesa_chunk_of_block(s);
     if (chunk.tokens <= 0) return;
+    mesa_rows x, r;
+    mesa_load_rows(r, s.a.q, chunk, chunk.key_head); /* comes while the rest is loaded */
     mesa_solve_load(s, sm, chunk);
     const int lane = threadIdx.x % 32, t0 = (int)threadIdx.x / 32 * 16 + lane / 4;
     const float decay[2] = { exp2_fast(sm.sums[t0].x), exp2_fast(sm.sums[t0 + 8].x) };
-    mesa_rows x, r;
     mesa_pair_weights(sm, decay);
-    mesa_load_rows(r, s.a.q, chunk, chunk.key_head);
     mesa_scale_queries(r, s.p);
     const mesa_outcome outcome = mesa_solve_rows(x, r, sm, decay);
     if (__any_sync(~0u, outcome.needs_f64) && lane == 0) s.needs_f64[mesa_slot(s, chunk)] = 1;
