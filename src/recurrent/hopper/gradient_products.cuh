@@ -5,6 +5,7 @@
 #define LOAM_RECURRENT_HOPPER_GRADIENT_PRODUCTS_CUH
 
 #include "src/recurrent/hopper/gradient_shared.cuh"
+#include "src/recurrent/hopper/operands.cuh"
 
 /* ------------------------------------------------------------------ dr = Linv^T du */
 
