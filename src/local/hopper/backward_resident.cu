@@ -10,6 +10,7 @@
 
 /* A block of rows as backward_solution.cuh has it. */
 template <int TILES> struct resident_rows {
+    static constexpr int dim = TILE_SIDE;
     const row_pair &r;
     const row_ridge &ridge; /* in units of the inputs */
     const resident_system<TILES> &sys;
@@ -17,6 +18,7 @@ template <int TILES> struct resident_rows {
 
     int64_t first; /* the line of the block's first row in arrays over rows */
 
+    __device__ __forceinline__ loam_dtype dtype() const { return LOAM_BF16; }
     __device__ __forceinline__ int64_t line(int row) const { return first + r.at[row]; }
     __device__ __forceinline__ float2 key_pair(const void *array, int row, int c) const
     {
@@ -311,7 +313,7 @@ static __device__ __forceinline__ void finish_adjoint(const resident_rows<TILES>
 {
     const resident_system<TILES> &sys = rs.sys;
     const float inverse = power_inverse(sys.units.key);
-    float bb[2], q[FRAGMENTS][4], p_error[FRAGMENTS][4], error2[2];
+    float bb[2], q[1][FRAGMENTS][4], p_error[1][FRAGMENTS][4], error2[2];
     adjoint_row own[2];
     row_scalars rec[2];
     resident_source<TILES> source = { sys, rows, { 0, 0 } };
@@ -325,8 +327,8 @@ static __device__ __forceinline__ void finish_adjoint(const resident_rows<TILES>
     const solved_units units = load_solved(rs, source, own, rows.lse2, rows.largest, rec);
     put_resident_operands(rs, source, units);
     solved_sums sums;
-    resident_sweep(q, p_error, sys, units, pair_constants(rec, units, sys.p.ridge_unit == LOAM_RIDGE_MAX),
-                   sums);
+    resident_sweep(q[0], p_error[0], sys, units,
+                   pair_constants(rec, units, sys.p.ridge_unit == LOAM_RIDGE_MAX), sums);
     const solved_centres centre = centres_of(sums, units);
     finish_sums(q, error2, p_error, rs, sums, centre, units);
     rec[0].rho_rest = centre.u[0], rec[0].y_rest = centre.error[0];

@@ -68,6 +68,7 @@ static __device__ __forceinline__ float product_exponent(float bound)
 template <int DIM> constexpr float value_norm = 2 * HALF_TOP *(DIM == 64 ? 8 : 12);
 
 /* Units by Cauchy and Schwarz: operands and weights then stay within the range of fp16. */
+template <int DIM>
 static __device__ __forceinline__ solved_units units_of(const half_units &head, const row_extent &rho,
                                                         const row_extent &y, const row_extent &grad,
                                                         const row_scalars (&rec)[2],
@@ -82,7 +83,7 @@ static __device__ __forceinline__ solved_units units_of(const half_units &head, 
                                unit_of_largest<__half>(y.top[row]) * head.key);
         out.grad[row] = out.error[row] * power_inverse(head.value);
         out.solution[row] = out.error[row] * power_inverse(head.key);
-        const float error = 2 * (grad.norm[row] * value_norm<TILE_SIDE> * power_inverse(out.grad[row]) +
+        const float error = 2 * (grad.norm[row] * value_norm<DIM> * power_inverse(out.grad[row]) +
                                  y.norm[row] * head.norm * power_inverse(out.solution[row])),
                     one = 1 + 2 * rho.norm[row] * head.key * head.norm,
                     e = fabsf(rec[row].e) * power_inverse(out.error[row]);
@@ -111,7 +112,7 @@ static __device__ __forceinline__ solved_units load_solved(const ROWS &rs, const
         to[row] = LOCAL_AT(a.grad_ridge, sys.block.s.b, sys.block.h,
                            sys.block.s.q0 + sys.block.i0 + rs.r.at[row]);
 #pragma unroll 4
-    for (int n = 0; n < TILE_SIDE / 8; n++) {
+    for (int n = 0; n < ROWS::dim / 8; n++) {
 #pragma unroll
         for (int at = 0; at < 4; at += 2) {
             const int row = at / 2, c = column_of(n, at);
@@ -148,7 +149,7 @@ static __device__ __forceinline__ solved_units load_solved(const ROWS &rs, const
             ((float *)a.grad_ridge.data)[to[row]] = ridge[row];
     }
     rho_extent.finish(), y_extent.finish(), grad_extent.finish();
-    return units_of(sys.units, rho_extent, y_extent, grad_extent, out, largest);
+    return units_of<ROWS::dim>(sys.units, rho_extent, y_extent, grad_extent, out, largest);
 }
 
 /* Constants of a row in the formulas of its pairs, in the units of the products and weights. */
@@ -259,10 +260,11 @@ static __device__ __forceinline__ solved_centres centres_of(const solved_sums &s
 
 /* sum ds kappa (in q) and the square of the residual of y, from the sums of the sweep. */
 template <class ROWS>
-static __device__ __forceinline__ void finish_sums(float (&q)[8][4], float (&error2)[2],
-                                                   const float (&r)[8][4], const ROWS &rs,
-                                                   const solved_sums &sum, const solved_centres &centre,
-                                                   const solved_units &units)
+static __device__ __forceinline__ void finish_sums(float (&q)[ROWS::dim / TILE_SIDE][8][4],
+                                                   float (&error2)[2],
+                                                   const float (&r)[ROWS::dim / TILE_SIDE][8][4],
+                                                   const ROWS &rs, const solved_sums &sum,
+                                                   const solved_centres &centre, const solved_units &units)
 {
     const auto &sys = rs.sys;
     const float key = sys.units.key, inverse = power_inverse(key);
@@ -274,7 +276,7 @@ static __device__ __forceinline__ void finish_sums(float (&q)[8][4], float (&err
     }
     error2[0] = error2[1] = 0;
 #pragma unroll
-    for (int n = 0; n < TILE_SIDE / 8; n++) {
+    for (int n = 0; n < ROWS::dim / 8; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e += 2) {
             const int row = e / 2, c = column_of(n, e);
@@ -287,8 +289,8 @@ static __device__ __forceinline__ void finish_sums(float (&q)[8][4], float (&err
             const float ridge[2] = { lambda.x * y.x, lambda.y * y.y };
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                float &to = q[n][e + i];
-                const float from_mean = weight[row] * (r[n][e + i] - sum.weight[row] * k[i]),
+                float &to = q[n / 8][n % 8][e + i];
+                const float from_mean = weight[row] * (r[n / 8][n % 8][e + i] - sum.weight[row] * k[i]),
                             rest = from_mean + ridge[i];
                 to = gradient[row] * (to - sum.gradient[row] * k[i]) + centre.u[row] * from_mean +
                      centre.error[row] * cov[i];
@@ -301,7 +303,8 @@ static __device__ __forceinline__ void finish_sums(float (&q)[8][4], float (&err
 
 /* Writes dq and the sums of the rows, from sum ds kappa. */
 template <bool DECAYED, class ROWS>
-static __device__ __forceinline__ void put_solved(const ROWS &rs, const float (&q)[8][4],
+static __device__ __forceinline__ void put_solved(const ROWS &rs,
+                                                  const float (&q)[ROWS::dim / TILE_SIDE][8][4],
                                                   const solved_centres &centre)
 {
     const auto &sys = rs.sys;
@@ -309,7 +312,7 @@ static __device__ __forceinline__ void put_solved(const ROWS &rs, const float (&
     const float scale = (float)sys.p.scale, key = sys.units.key;
     float of_scale[2] = {};
 #pragma unroll
-    for (int n = 0; n < TILE_SIDE / 8; n++) {
+    for (int n = 0; n < ROWS::dim / 8; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e += 2) {
             const int row = e / 2, c = column_of(n, e);
@@ -317,10 +320,11 @@ static __device__ __forceinline__ void put_solved(const ROWS &rs, const float (&
             const float2 y = rs.key_pair(rs.all.arrays.y, row, c);
             const int64_t to = LOCAL_AT(a.grad_q, sys.block.s.b, sys.block.h,
                                         sys.block.s.q0 + sys.block.i0 + rs.r.at[row]);
-            of_scale[row] += q[n][e] * rs.target(row, c) + q[n][e + 1] * rs.target(row, c + 1);
+            const float *const ds = &q[n / 8][n % 8][e];
+            of_scale[row] += ds[0] * rs.target(row, c) + ds[1] * rs.target(row, c + 1);
             if (a.grad_q.data)
-                store_pair(a.grad_q.data, LOAM_BF16, to, c, sys.p.dim_qk, scale * q[n][e] - y.x,
-                           scale * q[n][e + 1] - y.y);
+                store_pair(a.grad_q.data, rs.dtype(), to, c, sys.p.dim_qk, scale * ds[0] - y.x,
+                           scale * ds[1] - y.y);
         }
     }
 #pragma unroll
@@ -332,18 +336,23 @@ static __device__ __forceinline__ void put_solved(const ROWS &rs, const float (&
     }
 }
 
+/* Is a row solved, by the square of its true residual? bb: of its right side. */
+static __device__ __forceinline__ bool row_solved(float error2, float bb, float rounding, float accept)
+{
+    return !(bb > 0) || error2 <= accept * accept * bb + rounding * rounding;
+}
+
 /* The rows that are not solved go on the list for float64; true where all are. All threads of the block call
  * it. */
 template <class ROWS>
 static __device__ __forceinline__ bool all_solved(const ROWS &rs, const float (&error2)[2],
-                                                  const float (&bb)[2], const solved_units &units)
+                                                  const float (&bb)[2], const solved_units &units,
+                                                  float accept = SOLVED_ACCEPT)
 {
     bool hard[2];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        const float most = SOLVED_ACCEPT * SOLVED_ACCEPT * bb[row] +
-                           units.rounding[row] * units.rounding[row];
-        const bool good = !(bb[row] > 0) || error2[row] <= most;
+        const bool good = row_solved(error2[row], bb[row], units.rounding[row], accept);
         hard[row] = rs.r.lo[row] < rs.r.hi[row] && !(rs.ridge.least[row] > 0 && good);
         if (!hard[row] || threadIdx.x % 4 != 0) continue;
         const hard_row left = { rs.sys.sm.block, rs.r.at[row], 0 };

@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The pass over keys of the backward of Local Linear Attention on Hopper, for float16 and at most 128
+ * channels: the scales of the heads, then, when the rows are complete, backward_key_runs.cuh.
+ *
+ * Gradients of keys and values are linear in do and y, and a power of two of rho is undone in its products:
+ * one for each head brings these into the range of float16. Weights are bounded by Cauchy and Schwarz, sums
+ * under p:
+ *
+ *     p |u| <= s, s^2 = sum p u^2 = rho . Cov rho <= rho . (kbar - q)
+ *     p |E| <= B, B^2 = sum p E^2 <= (2 |do| max |v|)^2, since sum p t^2 <= y . drho = -sum p (g - gbar) t
+ *     |ds| <= (1 + s) B + |e|
+ *
+ * u and t = y . k are small differences of large products. Their centres are what the pass over rows found as
+ * the means of these products, which are the same here, bit by bit. Of rows that are left to query_kernel no
+ * such mean is known, but that of exact products.
+ *
+ * A head whose directions these scales leave too few digits, whose keys are so long that what is lost of
+ * them shows, or whose rows of the latter kind have products too large for it, is not tame: query_kernel and
+ * key_kernel of cuda/ take it.
+ */
+#include "src/local/hopper/backward_key_runs.cuh"
+#include "src/local/hopper/backward_plan.cuh"
+
+/* Exponents of powers of two above what the rows of a head have at most, plus EXPONENT_OF_1; 0: all is 0. */
+enum { EXPONENT_OF_1 = 300 };
+struct head_extremes {
+    int32_t weight, error, score, vector, probe; /* 1 + s; B; scale ds; |do| and |y|; |rho|; of elements */
+    int32_t product; /* of rows left to query_kernel: |rho . kbar| / (1 + s), |y . kbar| / B */
+};
+
+/* What a residual may add to s^2, of |rho| |kbar - q|. */
+#define PROBE_RESIDUAL 0.02f
+
+static __device__ __forceinline__ int exponent_above(float x)
+{
+    return x == 0 ? 0 : x < INFINITY ? ilogbf(x) + 1 + EXPONENT_OF_1 : 2 * EXPONENT_OF_1;
+}
+
+static __device__ __forceinline__ float warp_sum(float x)
+{
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2)
+        x += __shfl_xor_sync(0xffffffffu, x, step);
+    return x;
+}
+static __device__ __forceinline__ float warp_max(float x)
+{
+    return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(fabsf(x))));
+}
+
+/* The norm of the longest value that a head can have. */
+static __device__ __forceinline__ float longest_value(const half_units &units, const loam_problem &p)
+{
+    return 2 * HALF_TOP * units.value * sqrtf((float)p.dim_v);
+}
+
+/* The extremes of a row; a warp calls it. pending: it is left to query_kernel. */
+static __device__ __forceinline__ head_extremes row_extremes(const loam_problem &p, const loam_args &a,
+                                                             const local_saved &saved,
+                                                             const row_arrays &arrays, const row_block &block,
+                                                             int at, float longest, bool pending)
+{
+    const int64_t line = local_row(&p, &block.s, block.h, block.i0 + at), token = block.s.q0 + block.i0 + at,
+                  q = LOCAL_AT(a.q, block.s.b, block.h, token),
+                  grad = LOCAL_AT(a.grad_o, block.s.b, block.h, token);
+    float square = 0, rho2 = 0, b2 = 0, top_rho = 0, top = 0, grad2 = 0, rho_kbar = 0, y_kbar = 0, e = 0;
+    for (int64_t c = threadIdx.x % 32; c < p.dim_qk; c += 32) {
+        const float rho = ((const float *)saved.rho)[line * p.dim_qk + c],
+                    kbar = ((const float *)saved.kbar)[line * p.dim_qk + c],
+                    b = kbar - load_real<float>(a.q.data, p.dtype, q + c), y = arrays.y[line * p.dim_qk + c];
+        square += rho * b, rho2 += rho * rho, b2 += b * b;
+        top_rho = fmaxf(top_rho, fabsf(rho)), top = fmaxf(top, fabsf(y));
+        if (!pending) continue;
+        rho_kbar += rho * kbar, y_kbar += y * kbar;
+        e -= y * rho * arrays.record[line].unit *
+             (float)local_ridge(&p, &a, &block.s, block.h, block.i0 + at, c);
+    }
+    for (int64_t c = threadIdx.x % 32; c < p.dim_v; c += 32) {
+        const float x = load_real<float>(a.grad_o.data, p.dtype, grad + c);
+        grad2 += x * x, top = fmaxf(top, fabsf(x));
+    }
+    square = fmaxf(warp_sum(square), 0) + PROBE_RESIDUAL * sqrtf(warp_sum(rho2)) * sqrtf(warp_sum(b2));
+    rho_kbar = warp_sum(rho_kbar), y_kbar = warp_sum(y_kbar), e = warp_sum(e);
+    const float weight = 1 + sqrtf(square), error = 2 * sqrtf(warp_sum(grad2)) * longest,
+                score = fabsf((float)p.scale) * (weight * error + fabsf(pending ? e : arrays.record[line].e));
+    return { exponent_above(weight),
+             exponent_above(error),
+             exponent_above(score),
+             exponent_above(warp_max(top)),
+             exponent_above(warp_max(top_rho)),
+             exponent_above(fmaxf(fabsf(rho_kbar) / weight, error > 0 ? fabsf(y_kbar) / error : 0)) };
+}
+
+/* A warp for each row at a time, of 64. */
+enum { ROW_WARPS = 8 };
+static __global__ void __launch_bounds__(32 * ROW_WARPS)
+    head_extremes_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                         const local_saved saved, const row_arrays arrays, const half_copy copy,
+                         head_extremes *extremes)
+{
+    const row_block block = row_block_at(p, a, blockIdx.x);
+    if (block.rows <= 0) return;
+    const int64_t sequence = blockIdx.x / p.heads_q % p.batch;
+    const float longest = longest_value(half_units_of(copy, p, sequence, block.h_kv), p);
+    const bool pending = arrays.state[blockIdx.x] == ROWS_PENDING;
+    head_extremes most = {};
+    for (int at = threadIdx.x / 32; at < block.rows; at += ROW_WARPS) {
+        const head_extremes own = row_extremes(p, a, saved, arrays, block, at, longest, pending);
+        most.weight = max(most.weight, own.weight), most.error = max(most.error, own.error);
+        most.score = max(most.score, own.score), most.vector = max(most.vector, own.vector);
+        most.probe = max(most.probe, own.probe), most.product = max(most.product, own.product);
+    }
+    if (threadIdx.x % 32 != 0) return;
+    head_extremes &to = extremes[sequence * p.heads_kv + block.h_kv];
+    atomicMax(&to.weight, most.weight), atomicMax(&to.error, most.error);
+    atomicMax(&to.score, most.score), atomicMax(&to.vector, most.vector);
+    atomicMax(&to.probe, most.probe), atomicMax(&to.product, most.product);
+}
+
+/* Weights p (1 - u) end at 2^14, as do gradients of scores and p E, which follow from the exponents of the
+ * directions; of these the largest element is at most 2^3, from which on fp16 has 27 bits down. Products lose
+ * about 2^-22: PRODUCT_MOST leaves 2^-10 of 1 + s, and of the bound B. */
+enum {
+    WEIGHT_TOP = 14,
+    VECTOR_TOP = 3,
+    PROBE_MOST = 8,
+    VECTOR_LEAST = VECTOR_TOP - 12,
+    HALF_END = 15,
+    PRODUCT_MOST = 12,
+};
+
+/* The scales of the heads, a thread for each. */
+static __global__ void key_scales_kernel(const __grid_constant__ loam_problem p, const row_arrays arrays,
+                                         const half_copy copy, const head_extremes *extremes)
+{
+    const int64_t n = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (n >= p.batch * p.heads_kv) return;
+    const half_units units = half_units_of(copy, p, n / p.heads_kv, n % p.heads_kv);
+    const head_extremes x = extremes[n];
+    const int weight = x.weight ? x.weight - EXPONENT_OF_1 : 0,
+              key = exponent_above(units.norm * units.key) - EXPONENT_OF_1;
+    /* Where do is 0, so are y and all gradients; where rho is 0, so is what its unit is for. */
+    const int vector = x.error && x.vector ? x.vector - EXPONENT_OF_1 : VECTOR_TOP,
+              error = x.error ? x.error - EXPONENT_OF_1 : 0, score = x.score ? x.score - EXPONENT_OF_1 : 0,
+              probe = x.probe ? x.probe - EXPONENT_OF_1 : VECTOR_TOP;
+    const int grad = min(1 + weight - score, VECTOR_TOP - vector),
+              raise = max(min(VECTOR_TOP - probe, (int)PROBE_MOST), grad + error - weight - 1);
+    const bool tame = abs(grad) < 100 && abs(raise) < 100 && weight < 100 && raise + probe <= HALF_END &&
+                      grad + vector >= VECTOR_LEAST && key <= grad + error + 7 && key - raise <= 13 &&
+                      x.product <= PRODUCT_MOST + EXPONENT_OF_1;
+    local_key_scales(&p, arrays.state)[n] = { exp2f((float)grad), exp2f((float)raise), exp2f((float)-weight),
+                                              tame };
+}
+
+/* The rows of heads that are not tame are those of query_kernel; a thread for each 64 rows. */
+static __global__ void leave_rows_kernel(const __grid_constant__ loam_problem p, const row_arrays arrays)
+{
+    const int64_t n = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, group = p.heads_q / p.heads_kv;
+    if (n >= (int64_t)local_row_states(&p)) return;
+    const int64_t head = n / p.heads_q % p.batch * p.heads_kv + n % p.heads_q / group;
+    if (!local_key_scales(&p, arrays.state)[head].tame) arrays.state[n] = ROWS_PENDING;
+}
+
+/* By how much what is stored of x, hi and lo, exceeds it. In the products of finished rows x had two parts. */
+static __device__ __forceinline__ float excess(float x, float hi, float lo, bool finished)
+{
+    const float first = one_part(x);
+    return (hi + lo) - (finished ? first + one_part(x - first) : x);
+}
+
+/* Stores channels c and c + 1 of a vector of a row, times `factor`: hi parts, and lo parts where there are
+ * two. Adds these channels to the product of the vector with kbar (x), and to that of the excess (y). */
+static __device__ __forceinline__ void put_parts(float2 &product, uint16_t *const (&to)[2], int64_t at,
+                                                 bool two_parts, bool finished, float factor, const float2 &x,
+                                                 const float2 &kbar)
+{
+    const float2 whole = { factor * x.x, factor * x.y };
+    uint32_t part[2];
+    split_pair<__half>(part, whole.x, whole.y);
+    const float2 hi = unpack_pair<__half>(part[0]),
+                 lo = two_parts ? unpack_pair<__half>(part[1]) : make_float2(0, 0);
+    *(uint32_t *)(to[0] + at) = part[0];
+    if (two_parts) *(uint32_t *)(to[1] + at) = part[1];
+    product.x += x.x * kbar.x + x.y * kbar.y;
+    product.y += excess(whole.x, hi.x, lo.x, finished) * kbar.x +
+                 excess(whole.y, hi.y, lo.y, finished) * kbar.y;
+}
+
+/* Writes the centres of a row, from its products. Those of finished rows are what the pass over rows has
+ * taken off its products and the means that these still had. */
+static __device__ __forceinline__ void put_centres(const key_directions &out, int64_t line,
+                                                   const row_scalars &rec, bool finished,
+                                                   const key_scale &scale, const float2 &rho, const float2 &y)
+{
+    const float more_rho = rho.y / scale.probe, more_y = y.y / scale.grad;
+    out.centre[line] = finished ? make_float2(rec.rho_kbar, rec.y_kbar + (rec.y_rest + more_y))
+                                : make_float2(rho.x, y.x + more_y);
+    out.rest[line] = finished ? rec.rho_rest + more_rho : more_rho;
+}
+
+/* Directions and do of 64 rows of a head: a row for each warp at a time. */
+template <int DIM>
+static __global__ void __launch_bounds__(32 * ROW_WARPS)
+    scale_directions_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                            const local_saved saved, const row_arrays arrays, const key_directions out)
+{
+    const row_block block = row_block_at(p, a, blockIdx.x);
+    const int64_t head = blockIdx.x / p.heads_q % p.batch * p.heads_kv + block.h_kv;
+    const key_scale scale = local_key_scales(&p, arrays.state)[head];
+    if (block.rows <= 0 || !scale.tame) return;
+    const bool two_parts = arrays.state[blockIdx.x] != ROWS_ONE_PART,
+               finished = arrays.state[blockIdx.x] != ROWS_PENDING;
+    for (int at = threadIdx.x / 32; at < block.rows; at += ROW_WARPS) {
+        const int64_t line = local_row(&p, &block.s, block.h, block.i0 + at),
+                      grad = LOCAL_AT(a.grad_o, block.s.b, block.h, block.s.q0 + block.i0 + at);
+        float2 rho = { 0, 0 }, y = { 0, 0 };
+        for (int c = threadIdx.x % 32 * 2; c < DIM; c += 64) {
+            const float2 kbar = load_pair(saved.kbar, line, c, p.dim_qk);
+            const int64_t to = line * DIM + c;
+            put_parts(rho, out.rho, to, two_parts, finished, scale.probe,
+                      load_pair(saved.rho, line, c, p.dim_qk), kbar);
+            put_parts(y, out.y, to, two_parts, finished, scale.grad, load_pair(arrays.y, line, c, p.dim_qk),
+                      kbar);
+            const float x = c < p.dim_v ? load_real<float>(a.grad_o.data, p.dtype, grad + c) : 0,
+                        z = c + 1 < p.dim_v ? load_real<float>(a.grad_o.data, p.dtype, grad + c + 1) : 0;
+            *(uint32_t *)(out.grad_o + to) = pack_pair<__half>(scale.grad * x, scale.grad * z);
+        }
+        rho = { warp_sum(rho.x), warp_sum(rho.y) }, y = { warp_sum(y.x), warp_sum(y.y) };
+        if (threadIdx.x % 32 == 0) put_centres(out, line, arrays.record[line], finished, scale, rho, y);
+    }
+}
+
+/* ------------------------------------------------------------------ the launches */
+
+struct half_key_arrays {
+    key_directions directions;
+    head_extremes *extremes;
+};
+
+static half_key_arrays half_key_arrays_carve(const loam_problem *p, arena *pool)
+{
+    half_key_arrays x;
+    x.directions = key_directions_carve(p, pool);
+    x.extremes = (head_extremes *)arena_take(pool, (size_t)(p->batch * p->heads_kv), sizeof(head_extremes));
+    return x;
+}
+
+size_t local_keys_solved_half_hopper_work(const loam_problem *p)
+{
+    arena pool = { NULL, 0 };
+    (void)half_key_arrays_carve(p, &pool);
+    return pool.used;
+}
+
+template <int DIM>
+static loam_status launch(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                          const local_saved *saved, const key_directions *directions, void *memory,
+                          loam_error *error)
+{
+    TRY(cuda_launch("scale_directions_kernel", scale_directions_kernel<DIM>, (int64_t)local_row_states(p),
+                    32 * ROW_WARPS, 0, a->stream, false, error, *p, *a, *saved, *rows, *directions));
+    return launch_staying<__half, DIM, SOLVED_PROBE>(p, a, rows, memory, error);
+}
+
+loam_status local_key_scales_half_hopper(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                                         void *copies, void *memory, loam_error *error)
+{
+    size_t bytes;
+    arena pool = { (char *)memory, 0 };
+    const half_key_arrays arrays = half_key_arrays_carve(p, &pool);
+    const half_copy copy = rows_plan_of(p, copies, &bytes).copy;
+    const local_saved saved = local_saved_carve(p, a->saved, NULL);
+    const int64_t heads = p->batch * p->heads_kv, states = (int64_t)local_row_states(p);
+    TRY(cuda_check(
+        cudaMemsetAsync(arrays.extremes, 0, (size_t)heads * sizeof *arrays.extremes, (cudaStream_t)a->stream),
+        "cudaMemsetAsync", error));
+    TRY(cuda_launch("head_extremes_kernel", head_extremes_kernel, states, 32 * ROW_WARPS, 0, a->stream, false,
+                    error, *p, *a, saved, *rows, copy, arrays.extremes));
+    TRY(cuda_launch("key_scales_kernel", key_scales_kernel, (heads + THREADS - 1) / THREADS, THREADS, 0,
+                    a->stream, false, error, *p, *rows, copy, (const head_extremes *)arrays.extremes));
+    return cuda_launch("leave_rows_kernel", leave_rows_kernel, (states + THREADS - 1) / THREADS, THREADS, 0,
+                       a->stream, false, error, *p, *rows);
+}
+
+loam_status local_keys_solved_half_hopper(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                                          void *memory, loam_error *error)
+{
+    arena pool = { (char *)memory, 0 };
+    const half_key_arrays arrays = half_key_arrays_carve(p, &pool);
+    const local_saved saved = local_saved_carve(p, a->saved, NULL);
+    return local_padded_dim(p) == 64 ? launch<64>(p, a, rows, &saved, &arrays.directions, memory, error)
+                                     : launch<128>(p, a, rows, &saved, &arrays.directions, memory, error);
+}
