@@ -88,11 +88,8 @@ local_rows_fn local_rows_given_hopper, local_rows_given_half_hopper;
 local_adjoint_fn local_keys_hopper;
 local_rows_fn local_keys_half_hopper, local_keys_shared_hopper;
 /* The scales of heads of LLA in float16, when y is known; rows of heads that are not tame become pending.
- * copies: what the pass over rows has left. Then keys of heads that are tame, from the same memory. */
-loam_status local_key_scales_half_hopper(const loam_problem *problem, const loam_args *args,
-                                         const row_arrays *rows, void *copies, void *memory,
-                                         loam_error *error);
-local_adjoint_fn local_keys_solved_half_hopper;
+ * memory: what the pass over rows has left. Then keys of heads that are tame. */
+local_adjoint_fn local_key_scales_half_hopper, local_keys_solved_half_hopper;
 kernel_work_fn local_keys_solved_half_hopper_work;
 kernel_work_fn local_rows_solved_hopper_work, local_keys_hopper_work;
 

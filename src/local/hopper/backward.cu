@@ -57,7 +57,7 @@ static loam_status keys_solved_half(const loam_problem *p, const loam_args *a, c
                                     void *memory, loam_error *error)
 {
     char *const behind = (char *)memory + local_rows_solved_hopper_work(p);
-    TRY(local_key_scales_half_hopper(p, a, rows, memory, behind, error));
+    TRY(local_key_scales_half_hopper(p, a, rows, memory, error));
     TRY(local_query_gradient_wide_cuda(p, a, rows, error));
     TRY(local_keys_solved_half_hopper(p, a, rows, behind, error));
     return local_keys_cuda(p, a, rows, error);

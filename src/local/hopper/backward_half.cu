@@ -246,6 +246,7 @@ static __device__ __forceinline__ bool finish_rows(half_system<DIM, DECAYED> &sy
         bb[row] = cg.bb[row] * unit * unit;
     }
     ridge = row_ridge_of(all.p, all.a, sys.block, sys.r, ridge_unit);
+    put_ridge(sys);
     barrier_wait(&sys.sm.query_full, count.rows++ % 2);
     return finish_solution<PARTS>(sys, all, count, source, own, rows.lse2, rows.largest, bb);
 }
@@ -317,8 +318,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     pairs_shared<DIM, __half> &sm = *(pairs_shared<DIM, __half> *)swizzled_memory;
     const solve_work &work = plan.work;
-    const rows_launch all = { p,         a,          plan.saved,  plan.rows,  work,
-                              plan.maps, &plan.copy, &plan.heavy, &plan.ended };
+    const rows_launch all = { p,         a,          plan.saved,  plan.rows,   work,
+                              plan.maps, &plan.copy, &plan.heavy, &plan.ended, plan.extremes };
     const solve_launch solve = { p, a, plan.saved, work, plan.maps.all, &plan.copy, &plan.heavy };
     const block_list unlisted = {}, list = { work.next_listed, work.listed, work.listed_count };
     rows_count count = {};
@@ -384,6 +385,9 @@ loam_status local_rows_solved_half_hopper(const loam_problem *p, const loam_args
     rows_plan plan, narrow;
     TRY(begin_plan(&plan, p, a, rows, memory, error));
     TRY(narrow_plan(p, &plan, &narrow, error));
+    TRY(cuda_check(cudaMemsetAsync(plan.extremes, 0, (size_t)(p->batch * p->heads_kv) * sizeof *plan.extremes,
+                                   (cudaStream_t)a->stream),
+                   "cudaMemsetAsync", error));
     if (has_ended_blocks(p)) {
         TRY(cuda_check(
             cudaMemsetAsync(plan.ended.next, 0, 2 * sizeof *plan.ended.next, (cudaStream_t)a->stream),

@@ -4,12 +4,8 @@
  * channels: the scales of the heads, then, when the rows are complete, backward_key_runs.cuh.
  *
  * Gradients of keys and values are linear in do and y, and a power of two of rho is undone in its products:
- * one for each head brings these into the range of float16. Weights are bounded by Cauchy and Schwarz, sums
- * under p:
- *
- *     p |u| <= s, s^2 = sum p u^2 = rho . Cov rho <= rho . (kbar - q)
- *     p |E| <= B, B^2 = sum p E^2 <= (2 |do| max |v|)^2, since sum p t^2 <= y . drho = -sum p (g - gbar) t
- *     |ds| <= (1 + s) B + |e|
+ * one for each head brings these into the range of float16, by what the rows of the head have at most
+ * (head_extremes.cuh).
  *
  * u and t = y . k are small differences of large products. Their centres are what the pass over rows found as
  * the means of these products, which are the same here, bit by bit. Of rows that are left to query_kernel no
@@ -21,21 +17,6 @@
  */
 #include "src/local/hopper/backward_key_runs.cuh"
 #include "src/local/hopper/backward_plan.cuh"
-
-/* Exponents of powers of two above what the rows of a head have at most, plus EXPONENT_OF_1; 0: all is 0. */
-enum { EXPONENT_OF_1 = 300 };
-struct head_extremes {
-    int32_t weight, error, score, vector, probe; /* 1 + s; B; scale ds; |do| and |y|; |rho|; of elements */
-    int32_t product; /* of rows left to query_kernel: |rho . kbar| / (1 + s), |y . kbar| / B */
-};
-
-/* What a residual may add to s^2, of |rho| |kbar - q|. */
-#define PROBE_RESIDUAL 0.02f
-
-static __device__ __forceinline__ int exponent_above(float x)
-{
-    return x == 0 ? 0 : x < INFINITY ? ilogbf(x) + 1 + EXPONENT_OF_1 : 2 * EXPONENT_OF_1;
-}
 
 static __device__ __forceinline__ float warp_sum(float x)
 {
@@ -49,50 +30,41 @@ static __device__ __forceinline__ float warp_max(float x)
     return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(fabsf(x))));
 }
 
-/* The norm of the longest value that a head can have. */
-static __device__ __forceinline__ float longest_value(const half_units &units, const loam_problem &p)
-{
-    return 2 * HALF_TOP * units.value * sqrtf((float)p.dim_v);
-}
-
-/* The extremes of a row; a warp calls it. pending: it is left to query_kernel. */
+/* The extremes of a row that is left to query_kernel; a warp calls it. */
 static __device__ __forceinline__ head_extremes row_extremes(const loam_problem &p, const loam_args &a,
                                                              const local_saved &saved,
                                                              const row_arrays &arrays, const row_block &block,
-                                                             int at, float longest, bool pending)
+                                                             int at, float longest)
 {
     const int64_t line = local_row(&p, &block.s, block.h, block.i0 + at), token = block.s.q0 + block.i0 + at,
                   q = LOCAL_AT(a.q, block.s.b, block.h, token),
                   grad = LOCAL_AT(a.grad_o, block.s.b, block.h, token);
-    float square = 0, rho2 = 0, b2 = 0, top_rho = 0, top = 0, grad2 = 0, rho_kbar = 0, y_kbar = 0, e = 0;
+    row_norms x = {};
+    float rho_kbar = 0, y_kbar = 0, error;
     for (int64_t c = threadIdx.x % 32; c < p.dim_qk; c += 32) {
         const float rho = ((const float *)saved.rho)[line * p.dim_qk + c],
                     kbar = ((const float *)saved.kbar)[line * p.dim_qk + c],
-                    b = kbar - load_real<float>(a.q.data, p.dtype, q + c), y = arrays.y[line * p.dim_qk + c];
-        square += rho * b, rho2 += rho * rho, b2 += b * b;
-        top_rho = fmaxf(top_rho, fabsf(rho)), top = fmaxf(top, fabsf(y));
-        if (!pending) continue;
+                    b = kbar - load_real<float>(a.q.data, p.dtype, q + c), y = arrays.y[line * p.dim_qk + c],
+                    lambda_rho = rho * arrays.record[line].unit *
+                                 (float)local_ridge(&p, &a, &block.s, block.h, block.i0 + at, c);
+        x.square += rho * (b - lambda_rho), x.rho2 += rho * rho, x.b2 += b * b;
+        x.top_rho = fmaxf(x.top_rho, fabsf(rho)), x.top = fmaxf(x.top, fabsf(y)), x.e -= y * lambda_rho;
         rho_kbar += rho * kbar, y_kbar += y * kbar;
-        e -= y * rho * arrays.record[line].unit *
-             (float)local_ridge(&p, &a, &block.s, block.h, block.i0 + at, c);
     }
     for (int64_t c = threadIdx.x % 32; c < p.dim_v; c += 32) {
-        const float x = load_real<float>(a.grad_o.data, p.dtype, grad + c);
-        grad2 += x * x, top = fmaxf(top, fabsf(x));
+        const float y = load_real<float>(a.grad_o.data, p.dtype, grad + c);
+        x.grad2 += y * y, x.top = fmaxf(x.top, fabsf(y));
     }
-    square = fmaxf(warp_sum(square), 0) + PROBE_RESIDUAL * sqrtf(warp_sum(rho2)) * sqrtf(warp_sum(b2));
-    rho_kbar = warp_sum(rho_kbar), y_kbar = warp_sum(y_kbar), e = warp_sum(e);
-    const float weight = 1 + sqrtf(square), error = 2 * sqrtf(warp_sum(grad2)) * longest,
-                score = fabsf((float)p.scale) * (weight * error + fabsf(pending ? e : arrays.record[line].e));
-    return { exponent_above(weight),
-             exponent_above(error),
-             exponent_above(score),
-             exponent_above(warp_max(top)),
-             exponent_above(warp_max(top_rho)),
-             exponent_above(fmaxf(fabsf(rho_kbar) / weight, error > 0 ? fabsf(y_kbar) / error : 0)) };
+    x.square = warp_sum(x.square), x.rho2 = warp_sum(x.rho2), x.b2 = warp_sum(x.b2);
+    x.grad2 = warp_sum(x.grad2), x.e = warp_sum(x.e);
+    x.top_rho = warp_max(x.top_rho), x.top = warp_max(x.top);
+    rho_kbar = warp_sum(rho_kbar), y_kbar = warp_sum(y_kbar);
+    head_extremes out = extremes_of_row(p, x, longest, &error);
+    out.product = exponent_above(fmaxf(fabsf(rho_kbar), error > 0 ? 8 * fabsf(y_kbar) / error : 0));
+    return out;
 }
 
-/* A warp for each row at a time, of 64. */
+/* Those of the rows that the sweeps of Hopper have not finished. A warp for each row at a time, of 64. */
 enum { ROW_WARPS = 8 };
 static __global__ void __launch_bounds__(32 * ROW_WARPS)
     head_extremes_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
@@ -100,27 +72,18 @@ static __global__ void __launch_bounds__(32 * ROW_WARPS)
                          head_extremes *extremes)
 {
     const row_block block = row_block_at(p, a, blockIdx.x);
-    if (block.rows <= 0) return;
+    if (block.rows <= 0 || arrays.state[blockIdx.x] != ROWS_PENDING) return;
     const int64_t sequence = blockIdx.x / p.heads_q % p.batch;
     const float longest = longest_value(half_units_of(copy, p, sequence, block.h_kv), p);
-    const bool pending = arrays.state[blockIdx.x] == ROWS_PENDING;
     head_extremes most = {};
-    for (int at = threadIdx.x / 32; at < block.rows; at += ROW_WARPS) {
-        const head_extremes own = row_extremes(p, a, saved, arrays, block, at, longest, pending);
-        most.weight = max(most.weight, own.weight), most.error = max(most.error, own.error);
-        most.score = max(most.score, own.score), most.vector = max(most.vector, own.vector);
-        most.probe = max(most.probe, own.probe), most.product = max(most.product, own.product);
-    }
-    if (threadIdx.x % 32 != 0) return;
-    head_extremes &to = extremes[sequence * p.heads_kv + block.h_kv];
-    atomicMax(&to.weight, most.weight), atomicMax(&to.error, most.error);
-    atomicMax(&to.score, most.score), atomicMax(&to.vector, most.vector);
-    atomicMax(&to.probe, most.probe), atomicMax(&to.product, most.product);
+    for (int at = threadIdx.x / 32; at < block.rows; at += ROW_WARPS)
+        raise_extremes(most, row_extremes(p, a, saved, arrays, block, at, longest));
+    put_extremes(extremes[sequence * p.heads_kv + block.h_kv], most);
 }
 
 /* Weights p (1 - u) end at 2^14, as do gradients of scores and p E, which follow from the exponents of the
  * directions; of these the largest element is at most 2^3, from which on fp16 has 27 bits down. Products lose
- * about 2^-22: PRODUCT_MOST leaves 2^-10 of 1 + s, and of the bound B. */
+ * about 2^-22: PRODUCT_MOST leaves 2^-10 of 1, and 2^-13 of B. */
 enum {
     WEIGHT_TOP = 14,
     VECTOR_TOP = 3,
@@ -169,22 +132,44 @@ static __device__ __forceinline__ float excess(float x, float hi, float lo, bool
     return (hi + lo) - (finished ? first + one_part(x - first) : x);
 }
 
-/* Stores channels c and c + 1 of a vector of a row, times `factor`: hi parts, and lo parts where there are
- * two. Adds these channels to the product of the vector with kbar (x), and to that of the excess (y). */
+/* Stores N channels of a vector of a row, times `factor`: hi parts, and lo parts where there are two. Adds
+ * these channels to the product of the vector with kbar (x), and to that of the excess (y). */
+template <int N>
 static __device__ __forceinline__ void put_parts(float2 &product, uint16_t *const (&to)[2], int64_t at,
-                                                 bool two_parts, bool finished, float factor, const float2 &x,
-                                                 const float2 &kbar)
+                                                 bool two_parts, bool finished, float factor,
+                                                 const float_vector<N> &x, const float_vector<N> &kbar)
 {
-    const float2 whole = { factor * x.x, factor * x.y };
-    uint32_t part[2];
-    split_pair<__half>(part, whole.x, whole.y);
-    const float2 hi = unpack_pair<__half>(part[0]),
-                 lo = two_parts ? unpack_pair<__half>(part[1]) : make_float2(0, 0);
-    *(uint32_t *)(to[0] + at) = part[0];
-    if (two_parts) *(uint32_t *)(to[1] + at) = part[1];
-    product.x += x.x * kbar.x + x.y * kbar.y;
-    product.y += excess(whole.x, hi.x, lo.x, finished) * kbar.x +
-                 excess(whole.y, hi.y, lo.y, finished) * kbar.y;
+    pair_vector<N> part[2];
+#pragma unroll
+    for (int c = 0; c < N; c += 2) {
+        const float whole[2] = { factor * x.x[c], factor * x.x[c + 1] };
+        uint32_t pair[2];
+        split_pair<__half>(pair, whole[0], whole[1]);
+        part[0].pair[c / 2] = pair[0], part[1].pair[c / 2] = pair[1];
+        const float2 hi = unpack_pair<__half>(pair[0]),
+                     lo = two_parts ? unpack_pair<__half>(pair[1]) : make_float2(0, 0);
+        product.x += x.x[c] * kbar.x[c] + x.x[c + 1] * kbar.x[c + 1];
+        product.y += excess(whole[0], hi.x, lo.x, finished) * kbar.x[c] +
+                     excess(whole[1], hi.y, lo.y, finished) * kbar.x[c + 1];
+    }
+    *(pair_vector<N> *)(to[0] + at) = part[0];
+    if (two_parts) *(pair_vector<N> *)(to[1] + at) = part[1];
+}
+
+/* N channels from c on of the row of do at `grad`, times `factor`; zeros beyond the columns. */
+template <int N>
+static __device__ __forceinline__ pair_vector<N> scaled_gradients(const loam_args &a, int64_t grad, int c,
+                                                                  int64_t columns, float factor)
+{
+    const __half *const from = (const __half *)a.grad_o.data + grad + c;
+    pair_vector<N> out;
+#pragma unroll
+    for (int n = 0; n < N; n += 2) {
+        const float x = c + n < columns ? __half2float(from[n]) : 0,
+                    y = c + n + 1 < columns ? __half2float(from[n + 1]) : 0;
+        out.pair[n / 2] = pack_pair<__half>(factor * x, factor * y);
+    }
+    return out;
 }
 
 /* Writes the centres of a row, from its products. Those of finished rows are what the pass over rows has
@@ -199,33 +184,33 @@ static __device__ __forceinline__ void put_centres(const key_directions &out, in
     out.rest[line] = finished ? rec.rho_rest + more_rho : more_rho;
 }
 
-/* Directions and do of 64 rows of a head: a row for each warp at a time. */
+/* Directions and do of 64 rows of a head: a row for each warp at a time, DIM / 32 channels for each lane. */
 template <int DIM>
 static __global__ void __launch_bounds__(32 * ROW_WARPS)
     scale_directions_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                             const local_saved saved, const row_arrays arrays, const key_directions out)
 {
+    constexpr int channels = DIM / 32;
     const row_block block = row_block_at(p, a, blockIdx.x);
     const int64_t head = blockIdx.x / p.heads_q % p.batch * p.heads_kv + block.h_kv;
     const key_scale scale = local_key_scales(&p, arrays.state)[head];
     if (block.rows <= 0 || !scale.tame) return;
     const bool two_parts = arrays.state[blockIdx.x] != ROWS_ONE_PART,
                finished = arrays.state[blockIdx.x] != ROWS_PENDING;
+    const int c = threadIdx.x % 32 * channels, dim = (int)p.dim_qk;
+    const int64_t first = local_row(&p, &block.s, block.h, block.i0),
+                  grad = LOCAL_AT(a.grad_o, block.s.b, block.h, block.s.q0 + block.i0);
+#pragma unroll 2
     for (int at = threadIdx.x / 32; at < block.rows; at += ROW_WARPS) {
-        const int64_t line = local_row(&p, &block.s, block.h, block.i0 + at),
-                      grad = LOCAL_AT(a.grad_o, block.s.b, block.h, block.s.q0 + block.i0 + at);
+        const int64_t line = first + at, to = line * DIM + c;
+        const auto kbar = load_channels<channels>(saved.kbar, line, c, dim),
+                   probe = load_channels<channels>(saved.rho, line, c, dim),
+                   solution = load_channels<channels>(arrays.y, line, c, dim);
+        const auto grad_o = scaled_gradients<channels>(a, grad + at * a.grad_o.token, c, p.dim_v, scale.grad);
         float2 rho = { 0, 0 }, y = { 0, 0 };
-        for (int c = threadIdx.x % 32 * 2; c < DIM; c += 64) {
-            const float2 kbar = load_pair(saved.kbar, line, c, p.dim_qk);
-            const int64_t to = line * DIM + c;
-            put_parts(rho, out.rho, to, two_parts, finished, scale.probe,
-                      load_pair(saved.rho, line, c, p.dim_qk), kbar);
-            put_parts(y, out.y, to, two_parts, finished, scale.grad, load_pair(arrays.y, line, c, p.dim_qk),
-                      kbar);
-            const float x = c < p.dim_v ? load_real<float>(a.grad_o.data, p.dtype, grad + c) : 0,
-                        z = c + 1 < p.dim_v ? load_real<float>(a.grad_o.data, p.dtype, grad + c + 1) : 0;
-            *(uint32_t *)(out.grad_o + to) = pack_pair<__half>(scale.grad * x, scale.grad * z);
-        }
+        put_parts(rho, out.rho, to, two_parts, finished, scale.probe, probe, kbar);
+        put_parts(y, out.y, to, two_parts, finished, scale.grad, solution, kbar);
+        *(pair_vector<channels> *)(out.grad_o + to) = grad_o;
         rho = { warp_sum(rho.x), warp_sum(rho.y) }, y = { warp_sum(y.x), warp_sum(y.y) };
         if (threadIdx.x % 32 == 0) put_centres(out, line, arrays.record[line], finished, scale, rho, y);
     }
@@ -233,23 +218,10 @@ static __global__ void __launch_bounds__(32 * ROW_WARPS)
 
 /* ------------------------------------------------------------------ the launches */
 
-struct half_key_arrays {
-    key_directions directions;
-    head_extremes *extremes;
-};
-
-static half_key_arrays half_key_arrays_carve(const loam_problem *p, arena *pool)
-{
-    half_key_arrays x;
-    x.directions = key_directions_carve(p, pool);
-    x.extremes = (head_extremes *)arena_take(pool, (size_t)(p->batch * p->heads_kv), sizeof(head_extremes));
-    return x;
-}
-
 size_t local_keys_solved_half_hopper_work(const loam_problem *p)
 {
     arena pool = { NULL, 0 };
-    (void)half_key_arrays_carve(p, &pool);
+    (void)key_directions_carve(p, &pool);
     return pool.used;
 }
 
@@ -264,21 +236,16 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const row_a
 }
 
 loam_status local_key_scales_half_hopper(const loam_problem *p, const loam_args *a, const row_arrays *rows,
-                                         void *copies, void *memory, loam_error *error)
+                                         void *memory, loam_error *error)
 {
     size_t bytes;
-    arena pool = { (char *)memory, 0 };
-    const half_key_arrays arrays = half_key_arrays_carve(p, &pool);
-    const half_copy copy = rows_plan_of(p, copies, &bytes).copy;
+    const rows_plan plan = rows_plan_of(p, memory, &bytes);
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
     const int64_t heads = p->batch * p->heads_kv, states = (int64_t)local_row_states(p);
-    TRY(cuda_check(
-        cudaMemsetAsync(arrays.extremes, 0, (size_t)heads * sizeof *arrays.extremes, (cudaStream_t)a->stream),
-        "cudaMemsetAsync", error));
     TRY(cuda_launch("head_extremes_kernel", head_extremes_kernel, states, 32 * ROW_WARPS, 0, a->stream, false,
-                    error, *p, *a, saved, *rows, copy, arrays.extremes));
+                    error, *p, *a, saved, *rows, plan.copy, plan.extremes));
     TRY(cuda_launch("key_scales_kernel", key_scales_kernel, (heads + THREADS - 1) / THREADS, THREADS, 0,
-                    a->stream, false, error, *p, *rows, copy, (const head_extremes *)arrays.extremes));
+                    a->stream, false, error, *p, *rows, plan.copy, (const head_extremes *)plan.extremes));
     return cuda_launch("leave_rows_kernel", leave_rows_kernel, (states + THREADS - 1) / THREADS, THREADS, 0,
                        a->stream, false, error, *p, *rows);
 }
@@ -287,8 +254,8 @@ loam_status local_keys_solved_half_hopper(const loam_problem *p, const loam_args
                                           void *memory, loam_error *error)
 {
     arena pool = { (char *)memory, 0 };
-    const half_key_arrays arrays = half_key_arrays_carve(p, &pool);
+    const key_directions directions = key_directions_carve(p, &pool);
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
-    return local_padded_dim(p) == 64 ? launch<64>(p, a, rows, &saved, &arrays.directions, memory, error)
-                                     : launch<128>(p, a, rows, &saved, &arrays.directions, memory, error);
+    return local_padded_dim(p) == 64 ? launch<64>(p, a, rows, &saved, &directions, memory, error)
+                                     : launch<128>(p, a, rows, &saved, &directions, memory, error);
 }

@@ -13,6 +13,7 @@
 #define LOAM_LOCAL_HOPPER_BACKWARD_PAIRS_CUH
 
 #include "src/local/cuda/backward.h"
+#include "src/local/hopper/head_extremes.cuh"
 #include "src/local/hopper/heavy_work.cuh"
 
 /* Operands of the backward pass are bf16, but for blocks that row matrices have solved. */
@@ -78,6 +79,7 @@ struct rows_plan {
     half_copy copy;
     heavy_work heavy;
     ended_blocks ended;
+    head_extremes *extremes; /* [batch][heads_kv]; of float16 */
 };
 
 /* Queues what follows from the solution of the blocks that row matrices have solved. The maps of the plan are
@@ -95,6 +97,7 @@ struct rows_launch {
     const half_copy *copy; /* with row matrices: of the keys, and the blocks that these solve */
     const heavy_work *heavy;
     const ended_blocks *ended;
+    head_extremes *extremes; /* NULL where nothing asks for them */
 };
 
 /* A copy of the system for one pass (system_in_registers), and what else the passes of backward need. */
@@ -111,7 +114,7 @@ template <int DIM, bool DECAYED, class T = __nv_bfloat16> struct rows_system {
         : r(from.r), ridge(from.ridge), sys(system_in_registers(from, r, ridge)), all(launch), count(counts)
     {
     }
-    __device__ __forceinline__ loam_dtype dtype() const { return sys.p.dtype; }
+    __device__ __forceinline__ bool is_f16() const { return sys.p.dtype == LOAM_F16; }
     __device__ __forceinline__ T *stage(unsigned n) const { return sys.sm.stage[n]; }
     __device__ __forceinline__ uint64_t *full(unsigned n) const
     {
@@ -138,11 +141,10 @@ template <int DIM, bool DECAYED, class T = __nv_bfloat16> struct rows_system {
     }
     /* Channel c of the query, in units of the keys. */
     __device__ __forceinline__ float target(int row, int c) const { return sys.target(row, c); }
-    /* Lambda of channels c and c + 1 of the row, and of element `at` of the thread's rows. */
-    __device__ __forceinline__ float2 lambda_pair(int row, int c) const
+    /* Lambda of elements e and e + 1 of fragment n, and of element `at` of the thread's rows. */
+    __device__ __forceinline__ float2 lambda_pair(int n, int e) const
     {
-        return { ridge_at(ridge, sys.p, sys.a, sys.block, r, row, c),
-                 ridge_at(ridge, sys.p, sys.a, sys.block, r, row, c + 1) };
+        return { lambda(4 * n + e), lambda(4 * n + e + 1) };
     }
     __device__ __forceinline__ float lambda(int at) const
     {

@@ -30,6 +30,9 @@ static inline rows_plan rows_plan_of(const loam_problem *p, void *memory, size_t
     plan.copy = half_copy_carve(p, &plan.work, &pool);
     plan.heavy = heavy_work_carve(p, &pool);
     plan.ended = ended_blocks_carve(p, &pool);
+    if (p->dtype == LOAM_F16)
+        plan.extremes = (head_extremes *)arena_take(&pool, (size_t)(p->batch * p->heads_kv),
+                                                    sizeof(head_extremes));
     *bytes = pool.used;
     return plan;
 }

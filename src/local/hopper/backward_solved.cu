@@ -40,7 +40,7 @@ struct listed_source {
 /* A block of the list. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void rows_after_solution(pairs_shared<DIM, __half> &sm, rows_count &count,
-                                                           const rows_launch &all)
+                                                           const rows_launch &all, float *scratch)
 {
     const row_block &block = sm.rows;
     const heavy_work &heavy = *all.heavy;
@@ -58,8 +58,9 @@ static __device__ __forceinline__ void rows_after_solution(pairs_shared<DIM, __h
     const row_ridge ridge = row_ridge_of(all.p, all.a, block, r, unit);
     __half *const grad_o = sm.stage[pair_stages<DIM>::grad_o];
     pairs_system<DIM, DECAYED, __half> sys = block_system_of<DIM, DECAYED>(
-        all.p, all.a, block, r, ridge, all.maps.all, sm, count.ring, all.work.scratch);
+        all.p, all.a, block, r, ridge, all.maps.all, sm, count.ring, scratch);
     sys.units = half_units_of(*all.copy, all.p, sm.block / all.p.heads_q % all.p.batch, block.h_kv);
+    put_ridge(sys);
     load_block_queries(sys, count.rows++);
     if (threadIdx.x == 0) {
         barrier_expect(&sm.query_full, DIM * TILE_SIDE * 2);
@@ -82,9 +83,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     typedef pairs_shared<DIM, __half> shared;
     shared &sm = *(shared *)swizzled_memory;
-    const rows_launch all = {
-        p, a, plan.saved, plan.rows, plan.work, plan.maps, &plan.copy, &plan.heavy, NULL
-    };
+    const rows_launch all = { p,         a,          plan.saved,  plan.rows, plan.work,
+                              plan.maps, &plan.copy, &plan.heavy, NULL,      plan.extremes };
     const solve_launch solve = { p, a, plan.saved, plan.work, plan.maps.all, &plan.copy, &plan.heavy };
     const block_list list = { plan.work.next_ended, plan.heavy.listed, plan.work.heavy_count },
                      ended = { plan.ended.next, plan.ended.block, plan.ended.count };
@@ -97,6 +97,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             barrier_init(&pairs->full[n], 1);
         barrier_init(&sm.query_full, 1);
         fence_async_proxy();
+        sm.scratch = claim_scratch(plan.work);
     }
     for (;;) {
         __syncthreads();
@@ -109,7 +110,12 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         }
         __syncthreads();
         if (sm.block < 0) break;
-        rows_after_solution<DIM, DECAYED>(sm, count, all);
+        float *scratch = plan.work.scratch + (int64_t)sm.scratch * VECTORS * (DIM / 2) * THREADS;
+        rows_after_solution<DIM, DECAYED>(sm, count, all, scratch);
+    }
+    if (threadIdx.x == 0) {
+        __threadfence();
+        atomicExch(&plan.work.scratch_taken[sm.scratch], 0);
     }
 }
 

@@ -25,7 +25,7 @@ static __device__ __forceinline__ void put_operands(const solved_system<DIM, DEC
     __half *const grad_o = rs.stage(pair_stages<DIM>::grad_o);
     const float grad[2] = { power_inverse(units.grad[0]), power_inverse(units.grad[1]) };
     narrow_tile<DIM>(grad_o, grad_o, rs.r, grad, rs.sys.p.dtype == LOAM_F16);
-#pragma unroll 4
+#pragma unroll 2
     for (int n = 0; n < DIM / 8; n++) {
 #pragma unroll
         for (int at = 0; at < 4; at += 2) {
@@ -71,7 +71,7 @@ static __device__ __forceinline__ void solved_tiles(float (&q)[1][8][4], float (
         wgmma_results(g);
         wgmma_results(u);
         score_weights(s, sys, j);
-        solved_errors(g, s, own, sum);
+        solved_errors(g, s, own);
         split_weights(f, g);
         add_weights(sum.weight, f);
         solved_gradients<DECAYED>(u, s, g, own, sum, j);
@@ -149,7 +149,7 @@ static __device__ __forceinline__ void solved_tiles(float (&q)[2][8][4], float (
         wgmma_results(g);
         if (PARTS == 1) stream.release(stream.waited - 1);
         score_weights(s, sys, j);
-        solved_errors(g, s, own, sum);
+        solved_errors(g, s, own);
         split_weights(f, g);
         add_weights(sum.weight, f);
         pack_rows(p, s, raise);
@@ -186,10 +186,62 @@ static __device__ __forceinline__ void solved_sweep(float (&q)[DIM / TILE_SIDE][
     solved_tiles<PARTS>(q, r, rs, own, sum);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        sums.p[row] = quad_sum(sum.p[row]), sums.u[row] = quad_sum(sum.u[row]);
-        sums.error[row] = quad_sum(sum.error[row]), sums.weight[row] = quad_sum(sum.weight[row]);
+        sums.u[row] = quad_sum(sum.u[row]), sums.weight[row] = quad_sum(sum.weight[row]);
         sums.gradient[row] = quad_sum(sum.gradient[row]), sums.ds[row] = quad_sum(sum.ds[row]);
     }
+}
+
+/* The sweep, whose sums then lie in the scratch: R and B of the solve, which has ended. What follows from them
+ * is done in loops: as straight code for registers it would not fit the caches of instructions. */
+enum { VECTOR_Q_SUM = VECTOR_R, VECTOR_R_SUM = VECTOR_B };
+
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void put_sums(const solved_system<DIM, DECAYED> &rs,
+                                                const solved_pair_rows &own, solved_sums &sums)
+{
+    const lane_vector to_q = rs.sys.vector(VECTOR_Q_SUM), to_r = rs.sys.vector(VECTOR_R_SUM);
+    float q[DIM / TILE_SIDE][8][4], r[DIM / TILE_SIDE][8][4];
+    solved_sweep<PARTS>(q, r, rs, own, sums);
+#pragma unroll
+    for (int n = 0; n < DIM / 2; n++)
+        to_q.put(n, q[n / 32][n / 4 % 8][n % 4]), to_r.put(n, r[n / 32][n / 4 % 8][n % 4]);
+}
+
+/* Writes dq and the sums of the rows, which for rows that miss others write again. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void put_rows(float (&error2)[2], const solved_system<DIM, DECAYED> &rs,
+                                                const solved_sums &sums, const solved_centres &centre,
+                                                const solved_scales &scales)
+{
+    const lane_vector q = rs.sys.vector(VECTOR_Q_SUM), r = rs.sys.vector(VECTOR_R_SUM);
+    float of_scale[2] = { 0, 0 };
+    error2[0] = error2[1] = 0;
+#pragma unroll 2
+    for (int n = 0; n < DIM / 8; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) {
+            const int at = 4 * n + e;
+            put_pair(of_scale, rs, n, e,
+                     finish_pair(error2, rs, n, e, { q.get(at), q.get(at + 1) }, { r.get(at), r.get(at + 1) },
+                                 sums, centre, scales));
+        }
+    }
+    error2[0] = quad_sum(error2[0]), error2[1] = quad_sum(error2[1]);
+    put_row_sums<DECAYED>(rs, of_scale, centre);
+}
+
+/* The extremes of the thread's rows, to those of their head. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void put_row_extremes(const solved_system<DIM, DECAYED> &rs,
+                                                        const row_norms (&norms)[2])
+{
+    const loam_problem &p = rs.sys.p;
+    const int64_t sequence = rs.sys.sm.block / p.heads_q % p.batch;
+    const float longest = longest_value(rs.sys.units, p);
+    float error;
+    head_extremes own = extremes_of_row(p, norms[0], longest, &error);
+    raise_extremes(own, extremes_of_row(p, norms[1], longest, &error));
+    put_extremes(rs.all.extremes[sequence * p.heads_kv + rs.sys.block.h_kv], own);
 }
 
 /* In one part residuals are accepted below this: their error enters the gradients once. */
@@ -210,7 +262,9 @@ static __device__ __forceinline__ bool finish_solution(pairs_system<DIM, DECAYED
     solved_units units;
     {
         const solved_system<DIM, DECAYED> rs(sys, all, count);
-        units = load_solved(rs, source, own, lse2, largest, rec);
+        row_norms norms[2];
+        units = load_solved(rs, source, own, lse2, largest, rec, norms);
+        if (all.extremes) put_row_extremes(rs, norms);
         put_operands<PARTS>(rs, source, units);
     }
 #pragma unroll
@@ -219,11 +273,11 @@ static __device__ __forceinline__ bool finish_solution(pairs_system<DIM, DECAYED
         sys.lse2[row] = lse2[row] - units.weight_log2[row];
     }
     const solved_system<DIM, DECAYED> rs(sys, all, count);
-    float q[DIM / TILE_SIDE][8][4], p_error[DIM / TILE_SIDE][8][4], error2[2];
+    float error2[2];
     solved_sums sums;
-    solved_sweep<PARTS>(q, p_error, rs, pair_constants(rec, units, all.p.ridge_unit == LOAM_RIDGE_MAX), sums);
+    put_sums<PARTS>(rs, pair_constants(rec, units, all.p.ridge_unit == LOAM_RIDGE_MAX), sums);
     const solved_centres centre = centres_of(sums, units);
-    finish_sums(q, error2, p_error, rs, sums, centre, units);
+    put_rows(error2, rs, sums, centre, scales_of(sys.units.key, units));
     bool missed = false;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
@@ -233,7 +287,6 @@ static __device__ __forceinline__ bool finish_solution(pairs_system<DIM, DECAYED
     if (PARTS == 1 && __syncthreads_or(missed)) return false;
     put_records(rs, rec);
     const bool good = all_solved(rs, error2, bb, units, accept);
-    if (good) put_solved<DECAYED>(rs, q, centre);
     if (threadIdx.x == 0)
         all.arrays.state[sys.sm.block] = !good ? ROWS_PENDING : PARTS == 1 ? ROWS_ONE_PART : ROWS_TWO_PARTS;
     return true;
