@@ -8,15 +8,18 @@
 #define LOAM_LOCAL_HOPPER_HEAVY_WORK_CUH
 
 #include "src/local/cuda/solve_work.cuh"
+#include "src/local/hopper/claim.cuh"
 #include "src/local/hopper/maps.cuh"
 #include "src/local/hopper/row_factor.cuh"
-#include "src/local/hopper/solve.cuh"
 
 /* Keys on the list of a row; numbers of the covariance of all keys; and blocks for each multiprocessor that
  * have a place in a wave. */
 template <int DIM> constexpr int heavy_keys = DIM == 64 ? 192 : 256;
 template <int DIM> constexpr int tail_elements = lower_squares<DIM> * 8 * 32;
 template <int DIM> constexpr int wave_slots = DIM == 64 ? 12 : 6;
+
+/* Do rows of listed blocks get a matrix each? Wider ones would not fit a multiprocessor. */
+template <int DIM> constexpr bool has_row_matrices = DIM <= 128;
 
 /* Two vectors of each of the rows of a block, as a scratch has them. */
 template <int DIM> constexpr int listed_vector = DIM / 2 * THREADS;
@@ -89,10 +92,14 @@ template <int DIM> static inline heavy_work heavy_work_carve_dim(const loam_prob
     return w;
 }
 
-/* As many slots as a wave has blocks, or as there are blocks. */
+/* As many slots as a wave has blocks, or as there are blocks; nothing where rows have no matrices. */
 static inline heavy_work heavy_work_carve(const loam_problem *p, arena *pool)
 {
-    return local_padded_dim(p) == 64 ? heavy_work_carve_dim<64>(p, pool) : heavy_work_carve_dim<128>(p, pool);
+    switch (local_padded_dim(p)) {
+    case 64: return heavy_work_carve_dim<64>(p, pool);
+    case 128: return heavy_work_carve_dim<128>(p, pool);
+    default: return heavy_work{};
+    }
 }
 
 /* Writes what place n of the list has of the thread's rows: two vectors, the first one times `scale`, where
