@@ -143,18 +143,22 @@ static __device__ __forceinline__ bool sweep_tiles(row_gradients<S> &f, scale_su
         wgmma_results(tile.s);
         if constexpr (!S::scaled) {
             weights_of(tile.s, rows, decay, j);
-            if (masked) clear_unseen(tile.s, rows, j);
+            if (masked && !S::masks_ds) clear_unseen(tile.s, rows, j);
         }
         wgmma_wait<0>();
         wgmma_results(tile.g);
         ring_release(bar.values, count);
         if constexpr (S::probed) wgmma_results(tile.u);
-        if (masked) {
+        if (masked && !S::masks_ds) {
             clear_unseen(tile.g, rows, j);
             clear_unseen_probe(tile, rows, j);
         }
         float squares[2];
         probe_score_gradients<S>(tile.s, tile.g, tile.u, sums, rows, squares, decay, j);
+        if constexpr (S::masks_ds) {
+            if (masked) clear_unseen(tile.s, rows, j);
+            if constexpr (S::folded) sum_squares(squares, tile.s);
+        }
         const bool stops = S::folded && !within_half(tile, squares, by);
         make_operands(w, tile);
         if (stops) return true;
@@ -164,12 +168,13 @@ static __device__ __forceinline__ bool sweep_tiles(row_gradients<S> &f, scale_su
     return false;
 }
 
-/* The whole sweep. */
-template <class S>
+/* The whole sweep; before_end() comes when the last products have been issued. */
+template <class S, class F>
 static __device__ __forceinline__ void sweep_rows(row_gradients<S> &f, scale_sums &sums,
                                                   given_backward_shared<S> &sm,
                                                   given_backward_barriers<S> &bar, const row_block &block,
-                                                  row_constants &rows, unsigned row_count, unsigned &count)
+                                                  row_constants &rows, unsigned row_count, unsigned &count,
+                                                  F before_end)
 {
     const given_backward_rows<S> &own = sm.rows[row_count % S::row_stages];
     tile_operands<S> w;
@@ -185,6 +190,7 @@ static __device__ __forceinline__ void sweep_rows(row_gradients<S> &f, scale_sum
         wgmma_results(f);
         j += S::keys, count++;
     }
+    before_end();
     wgmma_wait<0>();
     wgmma_results(f);
     ring_release(bar.rows, row_count);
@@ -255,6 +261,12 @@ static __device__ __forceinline__ void put_gradient(const float (&f)[S::columns 
     }
 }
 
+/* The first of the warpgroup's columns of gradients. */
+template <class S> static __device__ __forceinline__ int first_column()
+{
+    return S::shared_rows ? (int)threadIdx.x / THREADS * S::columns : 0;
+}
+
 /* The thread's channels of own_key of its two rows, from `column` on. */
 template <class S>
 static __device__ __forceinline__ void load_own_keys(uint32_t (&own)[2][S::columns / 8],
@@ -299,13 +311,10 @@ static __device__ __forceinline__ void put_rows(const row_gradients<S> &f, scale
                                                 const row_constants &rows, const loam_problem &p,
                                                 const loam_args &a, const local_saved &saved,
                                                 const row_arrays &arrays, const row_block &block,
-                                                const row_pair &r)
+                                                const row_pair &r, const uint32_t (&own)[2][S::columns / 8])
 {
     typedef typename S::type T;
-    const int column = S::shared_rows ? (int)threadIdx.x / THREADS * S::columns : 0;
-    /* Loads come first: the compiler does not move them above stores. */
-    uint32_t own[2][S::columns / 8];
-    load_own_keys<S>(own, p, a, block, r, column);
+    const int column = first_column<S>();
     const float sink = p.sink ? ((const float *)a.sink)[block.h] : 0;
     row_scalars rec[2];
     int64_t at[2];
@@ -393,8 +402,11 @@ static __device__ __forceinline__ void consume_rows(given_backward_shared<S> &sm
         scale_sums sums = {};
         if (S::scaled) sums = scale_sums_begin(rows, p);
         row_gradients<S> f = {};
-        sweep_rows(f, sums, sm, bar, block, rows, row_count++, count);
-        put_rows(f, sums, rows, p, a, saved, arrays, block, r);
+        uint32_t own[2][S::columns / 8];
+        /* The loads are under way while the last products are. */
+        sweep_rows(f, sums, sm, bar, block, rows, row_count++, count,
+                   [&]() { load_own_keys<S>(own, p, a, block, r, first_column<S>()); });
+        put_rows(f, sums, rows, p, a, saved, arrays, block, r, own);
         if constexpr (S::folded) put_falls<S>(rows, p, arrays, block, n);
     }
 }

@@ -43,6 +43,8 @@ template <class T, int DIM, bool PROBED, bool SCALED, bool DECAYED, bool STAYS> 
                                       : PROBED || DIM == 64 ? 4
                                                             : 2,
                          value_stages = key_stages == 3 ? 2 : key_stages;
+    /* Pairs that are not seen may be NaN until ds of them, of which nothing was summed, becomes 0. */
+    static constexpr bool masks_ds = !PROBED && !SCALED && !DECAYED;
     static constexpr int row_tiles = PROBED ? 3 : 2;
     static constexpr int row_stages = STAYS ? 2 : 1; /* blocks whose rows are in shared memory at once */
 };
@@ -273,7 +275,7 @@ static __device__ __forceinline__ void probe_score_gradients(float (&s)[BLOCKS][
                 ds = ds * beside + p * rows.e[row];
             }
             s[n][e] = ds;
-            if constexpr (S::folded) squares[row] += ds * ds;
+            if constexpr (S::folded && !S::masks_ds) squares[row] += ds * ds;
             if constexpr (S::decayed) sum.total[row] += ds;
             if constexpr (S::scaled) {
                 const float y = seen ? clamp_score(x) - sum.middle[row] : 0;
@@ -285,6 +287,18 @@ static __device__ __forceinline__ void probe_score_gradients(float (&s)[BLOCKS][
         }
     }
     if constexpr (S::folded && S::probed) rows.most2 = fmaxf(rows.most2, fmaxf(beside2[0], beside2[1]));
+}
+
+/* Adds the squares of x to `squares`, by rows. */
+template <int BLOCKS>
+static __device__ __forceinline__ void sum_squares(float (&squares)[2], const float (&x)[BLOCKS][4])
+{
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            squares[e / 2] += x[n][e] * x[n][e];
+    }
 }
 
 /* Adds the weights, as rounded for the products, to sum[2 row] and sum[2 row + 1]. */

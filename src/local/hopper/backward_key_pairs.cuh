@@ -125,16 +125,22 @@ static __device__ __forceinline__ void centre_error(float (&x)[BLOCKS][4], const
     }
 }
 
-/* Of pairs that are not seen x becomes 0, whatever memory holds there. */
+/* Of pairs that are not seen, in the tile from query i0 on, x becomes 0, whatever memory holds there. */
 template <class S, int BLOCKS>
-static __device__ __forceinline__ void mask_pairs(float (&x)[BLOCKS][4], const key_consumer<S> &wg)
+static __device__ __forceinline__ void mask_pairs(float (&x)[BLOCKS][4], const key_consumer<S> &wg, int i0)
 {
+    int first[2], count[2]; /* of the columns that see the thread's keys */
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const int j = wg.at[row], last = j < wg.v.nk ? min(wg.v.nq - 1, j - wg.v.low) : -1,
+                  from = max(j - wg.v.up, 0);
+        first[row] = from - i0 - column_of(0, 0), count[row] = max(last + 1 - from, 0);
+    }
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const int i = wg.t.i + column_of(n, e), j = wg.at[e / 2];
-            const bool seen = i < wg.v.nq && j < wg.v.nk && j <= i + wg.v.up && j >= i + wg.v.low;
+            const bool seen = (unsigned)(8 * n + e % 2 - first[e / 2]) < (unsigned)count[e / 2];
             x[n][e] = seen ? x[n][e] : 0;
         }
     }
