@@ -42,25 +42,29 @@ static __device__ __forceinline__ void load_rows_of_groups(typename S::type (*ti
     }
 }
 
-/* What forward saved of a block's rows, into the L2 cache. */
+/* Copies what forward saved of a block's rows. */
 template <class S>
-static __device__ __forceinline__ void prefetch_saved(const loam_problem &p, const local_saved &saved,
-                                                      const row_block &block)
+static __device__ __forceinline__ void load_saved(given_backward_shared<S> &sm,
+                                                  given_backward_barriers<S> &bar, const loam_problem &p,
+                                                  const local_saved &saved, const row_block &block,
+                                                  unsigned row_count)
 {
-    if (p.dim_v % 4 != 0) return;
     const int64_t at = local_row(&p, &block.s, block.h, block.i0) * p.dim_v;
     const unsigned bytes = (unsigned)(block.rows * p.dim_v * 4);
-    prefetch_l2((const float *)saved.vbar + at, bytes);
-    if constexpr (S::probed) prefetch_l2((const float *)saved.value_shift + at, bytes);
+    uint64_t *const full = ring_acquire(bar.saved, row_count, S::copied * bytes);
+    load_bytes(sm.saved[0], (const float *)saved.vbar + at, bytes, full);
+    if constexpr (S::probed)
+        load_bytes(sm.saved[S::copied - 1], (const float *)saved.value_shift + at, bytes, full);
 }
 
 /* The rows of a block, then its tiles. */
 template <class S>
 static __device__ __forceinline__ void produce_block(given_backward_shared<S> &sm,
                                                      given_backward_barriers<S> &bar,
-                                                     const given_backward_maps &maps, const loam_args &a,
-                                                     const row_block &block, unsigned row_count,
-                                                     unsigned &count)
+                                                     const given_backward_maps &maps,
+                                                     const loam_problem &p, const loam_args &a,
+                                                     const local_saved &saved, const row_block &block,
+                                                     unsigned row_count, unsigned &count)
 {
     constexpr unsigned tile_bytes = S::dim * S::keys * 2,
                        decay_bytes = decay_tile<S::decayed, S::keys>::bytes;
@@ -69,6 +73,7 @@ static __device__ __forceinline__ void produce_block(given_backward_shared<S> &s
     load_rows_of_groups<S>(rows.query, maps.q, block, full);
     load_rows_of_groups<S>(rows.grad_o, maps.grad_o, block, full);
     if constexpr (S::probed) load_rows_of_groups<S>(rows.probe, maps.probe, block, full);
+    if (saved_is_copied<S>(p)) load_saved(sm, bar, p, saved, block, row_count);
     const int64_t origin = S::decayed ? decay_origin(a, block.s, block.h) : 0;
     for (int j = block.first; j < block.last; j += S::keys, count++) {
         const int token = (int)block.s.k0 + j;
@@ -80,6 +85,44 @@ static __device__ __forceinline__ void produce_block(given_backward_shared<S> &s
         load_tile<S::dim, S::keys>(sm.values[count % S::value_stages], maps.v, full, token, (int)block.h_kv,
                                    (int)block.s.b);
     }
+}
+
+/* Tells the consumers block number `told`, the n-th; a warp calls it. */
+template <class S>
+static __device__ __forceinline__ void tell_block(given_backward_shared<S> &sm,
+                                                  given_backward_barriers<S> &bar, const row_block &block,
+                                                  const float (&lse)[S::rows / 32], unsigned n, unsigned told)
+{
+    const unsigned lane = threadIdx.x % 32;
+    given_backward_task<S> &task = sm.task[told % TASKS];
+    barrier_wait(&bar.tasks.empty[told % TASKS], told / TASKS % 2 ^ 1);
+#pragma unroll
+    for (int k = 0; k < S::rows / 32; k++)
+        task.lse[32 * k + lane] = lse[k];
+    if (lane == 0) task.block = block, task.number = n;
+    __syncwarp();
+    if (lane == 0) barrier_arrive(&bar.tasks.full[told % TASKS]);
+}
+
+/* The warp that tells of all blocks. */
+template <class S>
+static __device__ __forceinline__ void tell_blocks(given_backward_shared<S> &sm,
+                                                   given_backward_barriers<S> &bar, const loam_problem &p,
+                                                   const loam_args &a, const local_saved &saved,
+                                                   unsigned blocks)
+{
+    unsigned told = 0;
+    for_each_block<S::stays>(blocks, [&](unsigned n) {
+        const row_block block = row_block_at<S::rows>(p, a, n);
+        if (block.rows <= 0) return;
+        const float *const from = (const float *)saved.lse + local_row(&p, &block.s, block.h, block.i0);
+        float lse[S::rows / 32];
+#pragma unroll
+        for (int k = 0; k < S::rows / 32; k++)
+            lse[k] = from[min(32 * k + (int)threadIdx.x % 32, block.rows - 1)];
+        tell_block(sm, bar, block, lse, n, told++);
+    });
+    tell_block<S>(sm, bar, row_block(), {}, 0, told);
 }
 
 /* ------------------------------------------------------------------ the sweep */
@@ -122,12 +165,13 @@ static __device__ __forceinline__ bool sweep_tiles(row_gradients<S> &f, scale_su
                                                    float (&by)[2])
 {
     constexpr int in_flight = S::probed ? 2 : 1;
-    const int group = threadIdx.x / THREADS, own_tile = S::shared_rows ? 0 : group;
+    const int group = (int)warp_uniform(threadIdx.x / THREADS), own_tile = S::shared_rows ? 0 : group;
     tile_products<S> tile;
     for (; j < rows.last; j += S::keys, count++) {
-        typename S::type *const keys = sm.keys[count % S::key_stages];
-        const typename S::type *const values = sm.values[count % S::value_stages];
-        const auto *const decay = decay_of(sm.decay[count % S::key_stages]);
+        const unsigned stage = warp_uniform(count % S::key_stages);
+        typename S::type *const keys = sm.keys[stage];
+        const typename S::type *const values = sm.values[warp_uniform(count % S::value_stages)];
+        const auto *const decay = decay_of(sm.decay[stage]);
         const bool masked = j < rows.unmasked_begin || j + S::keys > rows.unmasked_end;
         ring_wait(bar.keys, count);
         if (j + S::keys > block.last) clear_tail_warpgroup<S::dim, S::keys>(keys, block.last - j);
@@ -377,26 +421,55 @@ static __device__ __forceinline__ row_pair given_rows_of(const loam_problem &p, 
     return r;
 }
 
+/* A block of a consumer warpgroup, number n, and its two rows with their lse. */
+struct given_block {
+    row_block block;
+    row_pair r;
+    float lse[2];
+    unsigned n;
+};
+
+/* The next block; false where there is none. */
+template <class S>
+static __device__ __forceinline__ bool next_block(given_block &x, given_backward_shared<S> &sm,
+                                                  given_backward_barriers<S> &bar, const loam_problem &p,
+                                                  const loam_args &a, const local_saved &saved,
+                                                  unsigned round)
+{
+    const float *lse;
+    if constexpr (S::stays) {
+        ring_wait(bar.tasks, round);
+        const given_backward_task<S> &task = sm.task[round % TASKS];
+        x.block = task.block, x.n = task.number, lse = task.lse;
+    } else {
+        if (round > 0) return false;
+        x.n = blockIdx.x, x.block = row_block_at<S::rows>(p, a, x.n);
+        lse = (const float *)saved.lse + local_row(&p, &x.block.s, x.block.h, x.block.i0);
+    }
+    if (x.block.rows <= 0) return false;
+    x.r = given_rows_of<S>(p, x.block);
+    x.lse[0] = lse[line_of(x.block, x.r, 0)], x.lse[1] = lse[line_of(x.block, x.r, 1)];
+    if constexpr (S::stays) ring_release(bar.tasks, round);
+    return true;
+}
+
 /* All blocks of a consumer warpgroup. */
 template <class S>
 static __device__ __forceinline__ void consume_rows(given_backward_shared<S> &sm,
                                                     given_backward_barriers<S> &bar, const loam_problem &p,
                                                     const loam_args &a, const local_saved &saved,
-                                                    const row_arrays &arrays, unsigned blocks)
+                                                    const row_arrays &arrays)
 {
     const int group = S::shared_rows ? 0 : (int)threadIdx.x / THREADS;
-    unsigned row_count = 0, count = 0;
-    for (unsigned round = 0; has_round<S::stays>(blocks, round); round++) {
-        const unsigned n = block_of_round(blocks, round);
-        if (n >= blocks) continue;
-        const row_block block = row_block_at<S::rows>(p, a, n);
-        if (block.rows <= 0) continue;
-        const row_pair r = given_rows_of<S>(p, block);
-        row_constants rows = row_constants_of<S>(sm.rows[row_count % S::row_stages].grad_o[group], bar.rows,
-                                                 row_count, p, saved, block, r);
+    unsigned count = 0;
+    given_block x;
+    for (unsigned round = 0; next_block(x, sm, bar, p, a, saved, round); round++) {
+        row_constants rows =
+            row_constants_of<S>(sm.rows[round % S::row_stages].grad_o[group], sm, bar, round, p, saved,
+                                x.block, x.r, x.lse);
         if constexpr (S::decayed) {
-            const local_decay_pair *const sums = decay_sums(a, block.s, block.h);
-            rows.first_odd = (int)(decay_origin(a, block.s, block.h) % 2);
+            const local_decay_pair *const sums = decay_sums(a, x.block.s, x.block.h);
+            rows.first_odd = (int)(decay_origin(a, x.block.s, x.block.h) % 2);
             rows.decay[0] = row_decay(sums, rows.hi[0]), rows.decay[1] = row_decay(sums, rows.hi[1]);
         }
         scale_sums sums = {};
@@ -404,10 +477,10 @@ static __device__ __forceinline__ void consume_rows(given_backward_shared<S> &sm
         row_gradients<S> f = {};
         uint32_t own[2][S::columns / 8];
         /* The loads are under way while the last products are. */
-        sweep_rows(f, sums, sm, bar, block, rows, row_count++, count,
-                   [&]() { load_own_keys<S>(own, p, a, block, r, first_column<S>()); });
-        put_rows(f, sums, rows, p, a, saved, arrays, block, r, own);
-        if constexpr (S::folded) put_falls<S>(rows, p, arrays, block, n);
+        sweep_rows(f, sums, sm, bar, x.block, rows, round, count,
+                   [&]() { load_own_keys<S>(own, p, a, x.block, x.r, first_column<S>()); });
+        put_rows(f, sums, rows, p, a, saved, arrays, x.block, x.r, own);
+        if constexpr (S::folded) put_falls<S>(rows, p, arrays, x.block, x.n);
     }
 }
 
@@ -424,23 +497,25 @@ __global__ void __launch_bounds__(GIVEN_THREADS, 1)
         ring_init(bar.rows, GIVEN_GROUPS * 4);
         ring_init(bar.keys, GIVEN_GROUPS * 4);
         ring_init(bar.values, GIVEN_GROUPS * 4);
+        ring_init(bar.tasks, GIVEN_GROUPS * 4);
+        ring_init(bar.saved, GIVEN_GROUPS * 4);
         fence_async_proxy();
     }
     __syncthreads();
     if (threadIdx.x >= GIVEN_GROUPS * THREADS) {
-        registers_release<24>();
+        registers_release<S::stays ? 40 : 24>();
+        if (S::stays && threadIdx.x / 32 == GIVEN_GROUPS * 4 + 1) tell_blocks(sm, bar, p, a, saved, blocks);
         if (threadIdx.x != GIVEN_GROUPS * THREADS) return;
         unsigned row_count = 0, count = 0;
         for_each_block<S::stays>(blocks, [&](unsigned n) {
             const row_block block = row_block_at<S::rows>(p, a, n);
             if (block.rows <= 0) return;
-            if (S::stays && row_count > 0) prefetch_saved<S>(p, saved, block);
-            produce_block(sm, bar, maps, a, block, row_count++, count);
+            produce_block(sm, bar, maps, p, a, saved, block, row_count++, count);
         });
     } else {
-        registers_acquire<240>();
+        registers_acquire<S::stays ? 232 : 240>();
         if (threadIdx.x >= THREADS) pingpong_arrive(1);
-        consume_rows(sm, bar, p, a, saved, arrays, blocks);
+        consume_rows(sm, bar, p, a, saved, arrays);
     }
 }
 
