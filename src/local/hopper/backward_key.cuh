@@ -27,7 +27,8 @@ template <class S> static __device__ __forceinline__ void init_barriers(key_pass
     fence_async_proxy();
 }
 
-/* What all roles know of block n. */
+/* What all roles know of block n. Where thread blocks stay, the thread that asks for its keys tells the
+ * consumers, before it does: 64-bit divisions take a microsecond. */
 template <class S> struct key_task {
     key_block block;
     key_view v;
@@ -43,6 +44,14 @@ template <class S> struct key_task {
     {
     }
 };
+
+/* Tells the consumers that number `block_count` is no block. */
+template <class S>
+static __device__ __forceinline__ void tell_end(key_pass_shared<S> &sm, unsigned block_count)
+{
+    sm.task[block_count % KEY_TASKS].block.stored = 0;
+    ring_acquire(sm.key_ring, block_count, 0);
+}
 
 /* A consumer of keys 64 `group` .. of the block, from stage number `count` on. */
 template <class S>
@@ -94,21 +103,27 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
         for_each_block<C::stays>(blocks, [&](unsigned n) {
             const key_task<S> task(p, a, arrays, n);
             if (task.block.stored <= 0) return;
-            if (warp == 0)
+            if (warp == 0) {
+                if (C::stays) sm.task[block_count % KEY_TASKS] = task;
                 produce_tiles(sm, maps, task.block, task.v, task.t, block_count++, count);
-            else
+            } else
                 produce_terms<S, term_warps>(sm, p, a, arrays, directions, task.block, task.v, by_max,
                                              task.fold, task.t, turn, count);
         });
+        if (C::stays && warp == 0) tell_end(sm, block_count);
         return;
     }
     registers_acquire<240>();
-    for (unsigned round = 0; has_round<C::stays>(blocks, round); round++) {
-        const unsigned n = block_of_round(blocks, round);
-        if (n >= blocks) continue;
-        const key_task<S> task(p, a, arrays, n);
-        if (task.block.stored <= 0) continue;
-        C::consume_block(sm, p, a, task, by_max, group, block_count++, count);
+    if constexpr (C::stays) {
+        for (;; block_count++) {
+            ring_wait(sm.key_ring, block_count);
+            const key_task<S> task = sm.task[block_count % KEY_TASKS];
+            if (task.block.stored <= 0) return;
+            C::consume_block(sm, p, a, task, by_max, group, block_count, count);
+        }
+    } else {
+        const key_task<S> task(p, a, arrays, blockIdx.x);
+        if (task.block.stored > 0) C::consume_block(sm, p, a, task, by_max, group, 0, count);
     }
 }
 
