@@ -286,7 +286,7 @@ static __device__ __forceinline__ int64_t own_key(const row_block &block, const 
     return r.lo[row] > last ? 0 : at < r.lo[row] ? r.lo[row] : at < last ? at : last;
 }
 
-/* to = times (f - excess key), of the thread's channels from `column` on, of `channels`. excess: what
+/* Element `at` of `to` on: times (f - excess key), channels from `column` on, of `channels`. excess: what
  * rounding adds to a sum of weights; where keys have a common part, it would bring that part into the
  * gradient. `key` is one of those with weight: turned by position (RoPE), keys far away do not have that
  * part in common with them (RoPE-like data: error of dq 2e-3; 4e-3 with the first key). */
@@ -294,15 +294,19 @@ template <class S>
 static __device__ __forceinline__ void put_gradient(const float (&f)[S::columns / TILE_SIDE][8][4], int row,
                                                     float times, float excess,
                                                     const uint32_t (&key)[S::columns / 8],
-                                                    typename S::type *to, int column, int channels)
+                                                    const loam_view &to, int64_t at, bool stored, int column,
+                                                    int channels)
 {
+    typedef typename S::type T;
+    float2 x[S::columns / 8];
 #pragma unroll
     for (int n = 0; n < S::columns / 8; n++) {
-        const float2 own = unpack_pair<typename S::type>(key[n]);
+        const float2 own = unpack_pair<T>(key[n]);
         const float(&sum)[4] = f[n / 8][n % 8];
-        store_channels(to, column + column_of(n, 0), channels, times * (sum[2 * row] - excess * own.x),
-                       times * (sum[2 * row + 1] - excess * own.y));
+        x[n].x = times * (sum[2 * row] - excess * own.x);
+        x[n].y = times * (sum[2 * row + 1] - excess * own.y);
     }
+    store_row((T *)to.data + at, stored, rows_are_pieces(to, channels), column, channels, x);
 }
 
 /* The first of the warpgroup's columns of gradients. */
@@ -357,7 +361,6 @@ static __device__ __forceinline__ void put_rows(const row_gradients<S> &f, scale
                                                 const row_arrays &arrays, const row_block &block,
                                                 const row_pair &r, const uint32_t (&own)[2][S::columns / 8])
 {
-    typedef typename S::type T;
     const int column = first_column<S>();
     const float sink = p.sink ? ((const float *)a.sink)[block.h] : 0;
     row_scalars rec[2];
@@ -379,23 +382,22 @@ static __device__ __forceinline__ void put_rows(const row_gradients<S> &f, scale
         const float total = S::probed ? quad_sum(f.total[2 * row] + f.total[2 * row + 1]) : 0;
         const double scale = S::scaled ? scale_sum(sums, row, p) : 0;
         const float ds = S::decayed ? quad_sum(sums.total[row]) : 0;
-        if (!r.real[row]) continue;
         const int64_t token = block.s.q0 + block.i0 + r.at[row];
         /* sum ds in exact arithmetic: 0, or gbar times the mass of the sink. */
         const float expected = p.sink ? rows.gbar[row] * expf(sink - rec[row].lse) * lift : 0;
         if (a.grad_q.data) {
             put_gradient<S>(f.dq, row, (float)p.scale * inverse, inner - expected, own[row],
-                            (T *)a.grad_q.data + LOCAL_AT(a.grad_q, block.s.b, block.h, token), column,
+                            a.grad_q, LOCAL_AT(a.grad_q, block.s.b, block.h, token), r.real[row], column,
                             (int)p.dim_qk);
         }
         if constexpr (S::probed) {
             if (a.grad_probe.data) {
-                put_gradient<S>(f.drho, row, -inverse, total, own[row],
-                                (T *)a.grad_probe.data + LOCAL_AT(a.grad_probe, block.s.b, block.h, token),
-                                column, (int)p.dim_qk);
+                put_gradient<S>(f.drho, row, -inverse, total, own[row], a.grad_probe,
+                                LOCAL_AT(a.grad_probe, block.s.b, block.h, token), r.real[row], column,
+                                (int)p.dim_qk);
             }
         }
-        if (threadIdx.x % 4 == 0 && column == 0) {
+        if (r.real[row] && threadIdx.x % 4 == 0 && column == 0) {
             arrays.record[at[row]] = rec[row];
             if (S::scaled && a.grad_scale) arrays.sums.scale[at[row]] = scale;
             if (S::decayed) arrays.sums.inner[at[row]] = (double)ds;

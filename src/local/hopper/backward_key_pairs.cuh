@@ -260,15 +260,17 @@ static __device__ __forceinline__ void put_key_gradient(const float (&sum)[S::di
 {
     typedef typename S::type T;
     if (!to.data) return;
+    const bool pieces = rows_are_pieces(to, (int)channels);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        if (wg.at[row] - wg.block.j0 >= wg.block.stored) continue;
         T *const out = (T *)to.data + LOCAL_AT(to, wg.block.s.b, wg.block.h_kv, wg.block.s.k0 + wg.at[row]);
+        float2 x[S::dim / 8];
 #pragma unroll
         for (int n = 0; n < S::dim / 8; n++) {
-            const float(&x)[4] = sum[n / 8][n % 8];
-            store_channels(out, column_of(n, 0), (int)channels, unit * x[2 * row], unit * x[2 * row + 1]);
+            const float(&from)[4] = sum[n / 8][n % 8];
+            x[n] = { unit * from[2 * row], unit * from[2 * row + 1] };
         }
+        store_row(out, wg.at[row] - wg.block.j0 < wg.block.stored, pieces, 0, (int)channels, x);
     }
 }
 
