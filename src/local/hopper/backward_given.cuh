@@ -183,6 +183,7 @@ static __device__ __forceinline__ bool sweep_tiles(row_gradients<S> &f, scale_su
         multiply_rows<S::dim>(tile.g, own.grad_o[own_tile], values, false);
         wgmma_commit();
         pingpong_arrive(group);
+        add_operands(f, w); /* of the tile before, while products run */
         wgmma_wait<in_flight>();
         wgmma_results(tile.s);
         if constexpr (!S::scaled) {
@@ -206,7 +207,6 @@ static __device__ __forceinline__ bool sweep_tiles(row_gradients<S> &f, scale_su
         const bool stops = S::folded && !within_half(tile, squares, by);
         make_operands(w, tile);
         if (stops) return true;
-        add_operands(f, w);
         issue_gradients(f, w, keys + own_columns<S>());
     }
     return false;
@@ -221,20 +221,20 @@ static __device__ __forceinline__ void sweep_rows(row_gradients<S> &f, scale_sum
                                                   F before_end)
 {
     const given_backward_rows<S> &own = sm.rows[row_count % S::row_stages];
-    tile_operands<S> w;
+    tile_operands<S> w = {};
     float by[2];
     int j = block.first;
     while (sweep_tiles(f, sums, sm, bar, block, rows, own, j, count, w, by)) {
         wgmma_wait<0>();
         wgmma_results(f);
         lower_lift(f, sums, rows, by);
-        add_operands(f, w);
         issue_gradients(f, w, sm.keys[count % S::key_stages] + own_columns<S>());
         wgmma_wait<0>();
         wgmma_results(f);
         j += S::keys, count++;
     }
     before_end();
+    add_operands(f, w);
     wgmma_wait<0>();
     wgmma_results(f);
     ring_release(bar.rows, row_count);

@@ -195,6 +195,7 @@ static __device__ __forceinline__ row_constants row_constants_of(const typename 
     rows.unmasked_begin = (int)lo, rows.unmasked_end = left < TILE_SIDE ? 0 : (int)to,
     rows.last = (int)(last > to ? last : to);
     rows.scale2 = (float)(p.scale * 1.4426950408889634);
+    asm("" : "+f"(rows.scale2)); /* else the compiler multiplies in float64 again for each tile */
     float4 vbar[2][ahead], value_shift[S::probed ? 2 : 1][ahead];
     const bool copied = saved_is_copied<S>(p);
     if (copied) ring_wait(bar.saved, row_count);
