@@ -436,7 +436,7 @@ template <class S>
 static __device__ __forceinline__ bool next_block(given_block &x, given_backward_shared<S> &sm,
                                                   given_backward_barriers<S> &bar, const loam_problem &p,
                                                   const loam_args &a, const local_saved &saved,
-                                                  unsigned round)
+                                                  unsigned blocks, unsigned round)
 {
     const float *lse;
     if constexpr (S::stays) {
@@ -444,8 +444,9 @@ static __device__ __forceinline__ bool next_block(given_block &x, given_backward
         const given_backward_task<S> &task = sm.task[round % TASKS];
         x.block = task.block, x.n = task.number, lse = task.lse;
     } else {
-        if (round > 0) return false;
-        x.n = blockIdx.x, x.block = row_block_at<S::rows>(p, a, x.n);
+        x.n = block_of_round(blocks, round);
+        if (x.n >= blocks) return false;
+        x.block = row_block_at<S::rows>(p, a, x.n);
         lse = (const float *)saved.lse + local_row(&p, &x.block.s, x.block.h, x.block.i0);
     }
     if (x.block.rows <= 0) return false;
@@ -460,12 +461,13 @@ template <class S>
 static __device__ __forceinline__ void consume_rows(given_backward_shared<S> &sm,
                                                     given_backward_barriers<S> &bar, const loam_problem &p,
                                                     const loam_args &a, const local_saved &saved,
-                                                    const row_arrays &arrays)
+                                                    const row_arrays &arrays, unsigned blocks)
 {
     const int group = S::shared_rows ? 0 : (int)threadIdx.x / THREADS;
     unsigned count = 0;
-    given_block x;
-    for (unsigned round = 0; next_block(x, sm, bar, p, a, saved, round); round++) {
+    for (unsigned round = 0; S::stays || has_round<false>(blocks, round); round++) {
+        given_block x;
+        if (!next_block(x, sm, bar, p, a, saved, blocks, round)) break;
         row_constants rows =
             row_constants_of<S>(sm.rows[round % S::row_stages].grad_o[group], sm, bar, round, p, saved,
                                 x.block, x.r, x.lse);
@@ -517,7 +519,7 @@ __global__ void __launch_bounds__(GIVEN_THREADS, 1)
     } else {
         registers_acquire<S::stays ? 232 : 240>();
         if (threadIdx.x >= THREADS) pingpong_arrive(1);
-        consume_rows(sm, bar, p, a, saved, arrays);
+        consume_rows(sm, bar, p, a, saved, arrays, blocks);
     }
 }
 
