@@ -69,10 +69,10 @@ static __device__ __forceinline__ void produce_block(given_backward_shared<S> &s
     constexpr unsigned tile_bytes = S::dim * S::keys * 2,
                        decay_bytes = decay_tile<S::decayed, S::keys>::bytes;
     given_backward_rows<S> &rows = sm.rows[row_count % S::row_stages];
-    uint64_t *full = ring_acquire(bar.rows, row_count, S::row_tiles * sizeof rows.query);
-    load_rows_of_groups<S>(rows.query, maps.q, block, full);
-    load_rows_of_groups<S>(rows.grad_o, maps.grad_o, block, full);
-    if constexpr (S::probed) load_rows_of_groups<S>(rows.probe, maps.probe, block, full);
+    uint64_t *full = ring_acquire(bar.rows, row_count, sizeof rows.tile);
+    load_rows_of_groups<S>(rows.tile[ROWS_Q], maps.q, block, full);
+    load_rows_of_groups<S>(rows.tile[ROWS_GRAD_O], maps.grad_o, block, full);
+    if constexpr (S::probed) load_rows_of_groups<S>(rows.tile[ROWS_PROBE], maps.probe, block, full);
     if (saved_is_copied<S>(p)) load_saved(sm, bar, p, saved, block, row_count);
     const int64_t origin = S::decayed ? decay_origin(a, block.s, block.h) : 0;
     for (int j = block.first; j < block.last; j += S::keys, count++) {
@@ -180,7 +180,7 @@ static __device__ __forceinline__ bool sweep_tiles(row_gradients<S> &f, scale_su
         wgmma_wait<in_flight>();
         if (j > block.first) ring_release(bar.keys, count - 1);
         ring_wait(bar.values, count);
-        multiply_rows<S::dim>(tile.g, own.grad_o[own_tile], values, false);
+        multiply_rows<S::dim>(tile.g, own.tile[ROWS_GRAD_O][own_tile], values, false);
         wgmma_commit();
         pingpong_arrive(group);
         add_operands(f, w); /* of the tile before, while products run */
@@ -469,7 +469,7 @@ static __device__ __forceinline__ void consume_rows(given_backward_shared<S> &sm
         given_block x;
         if (!next_block(x, sm, bar, p, a, saved, blocks, round)) break;
         row_constants rows =
-            row_constants_of<S>(sm.rows[round % S::row_stages].grad_o[group], sm, bar, round, p, saved,
+            row_constants_of<S>(sm.rows[round % S::row_stages].tile[ROWS_GRAD_O][group], sm, bar, round, p, saved,
                                 x.block, x.r, x.lse);
         if constexpr (S::decayed) {
             const local_decay_pair *const sums = decay_sums(a, x.block.s, x.block.h);
@@ -495,8 +495,8 @@ __global__ void __launch_bounds__(GIVEN_THREADS, 1)
                              const __grid_constant__ given_backward_maps maps)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
-    __shared__ given_backward_barriers<S> bar;
     given_backward_shared<S> &sm = *(given_backward_shared<S> *)swizzled_memory;
+    given_backward_barriers<S> &bar = sm.barriers;
     if (threadIdx.x == 0) {
         ring_init(bar.rows, GIVEN_GROUPS * 4);
         ring_init(bar.keys, GIVEN_GROUPS * 4);

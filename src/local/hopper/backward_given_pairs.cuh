@@ -52,12 +52,11 @@ template <class T, int DIM, bool PROBED, bool SCALED, bool DECAYED, bool STAYS> 
     static constexpr int copied = STAYS ? row_tiles - 1 : 0;
 };
 
-/* Rows of a block. */
+/* Rows of a block: queries, do, the probe. */
+enum { ROWS_Q, ROWS_GRAD_O, ROWS_PROBE };
+
 template <class S> struct given_backward_rows {
-    typedef typename S::type T;
-    alignas(1024) T query[S::groups][S::dim * TILE_SIDE];
-    T grad_o[S::groups][S::dim * TILE_SIDE];
-    T probe[S::probed ? S::groups : 1][S::probed ? S::dim * TILE_SIDE : TILE_SIDE * 8];
+    alignas(1024) typename S::type tile[S::row_tiles][S::groups][S::dim * TILE_SIDE];
 };
 
 /* A block, as a warp of the producers tells the consumers, and lse of its rows. No rows: there are no more
@@ -68,6 +67,14 @@ template <class S> struct given_backward_task {
     float lse[S::rows];
 };
 
+template <class S> struct given_backward_barriers {
+    ring_barriers<TASKS> tasks;
+    ring_barriers<1> saved;
+    ring_barriers<S::row_stages> rows;
+    ring_barriers<S::key_stages> keys;
+    ring_barriers<S::value_stages> values;
+};
+
 template <class S> struct given_backward_shared {
     given_backward_rows<S> rows[S::row_stages];
     typename S::type keys[S::key_stages][S::dim * S::keys], values[S::value_stages][S::dim * S::keys];
@@ -75,14 +82,7 @@ template <class S> struct given_backward_shared {
     /* Where thread blocks stay: vbar and vbar - o of the rows of a block, dense. */
     alignas(16) float saved[S::copied > 0 ? S::copied : 1][S::copied > 0 ? S::rows * S::dim : 4];
     given_backward_task<S> task[S::stays ? TASKS : 1];
-};
-
-template <class S> struct given_backward_barriers {
-    ring_barriers<TASKS> tasks;
-    ring_barriers<1> saved;
-    ring_barriers<S::row_stages> rows;
-    ring_barriers<S::key_stages> keys;
-    ring_barriers<S::value_stages> values;
+    given_backward_barriers<S> barriers;
 };
 
 /* ------------------------------------------------------------------ the rows of a thread */
@@ -386,10 +386,10 @@ static __device__ __forceinline__ void issue_scores(tile_products<S> &tile,
                                                     const given_backward_rows<S> &rows, int group,
                                                     const typename S::type *keys)
 {
-    multiply_rows<S::dim>(tile.s, rows.query[group], keys, false);
+    multiply_rows<S::dim>(tile.s, rows.tile[ROWS_Q][group], keys, false);
     wgmma_commit();
     if constexpr (S::probed) {
-        multiply_rows<S::dim>(tile.u, rows.probe[group], keys, false);
+        multiply_rows<S::dim>(tile.u, rows.tile[ROWS_PROBE][group], keys, false);
         wgmma_commit();
     }
 }

@@ -125,16 +125,16 @@ static __device__ __forceinline__ void centre_error(float (&x)[BLOCKS][4], const
     }
 }
 
-/* Of pairs that are not seen, in the tile from query i0 on, x becomes 0, whatever memory holds there. */
+/* Of pairs that are not seen x becomes 0, whatever memory holds there. */
 template <class S, int BLOCKS>
-static __device__ __forceinline__ void mask_pairs(float (&x)[BLOCKS][4], const key_consumer<S> &wg, int i0)
+static __device__ __forceinline__ void mask_pairs(float (&x)[BLOCKS][4], const key_consumer<S> &wg)
 {
     int first[2], count[2]; /* of the columns that see the thread's keys */
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const int j = wg.at[row], last = j < wg.v.nk ? min(wg.v.nq - 1, j - wg.v.low) : -1,
                   from = max(j - wg.v.up, 0);
-        first[row] = from - i0 - column_of(0, 0), count[row] = max(last + 1 - from, 0);
+        first[row] = from - wg.t.i - column_of(0, 0), count[row] = max(last + 1 - from, 0);
     }
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {

@@ -123,9 +123,9 @@ static __device__ __forceinline__ void masked_tile(key_gradients<S> &sum, key_ru
         centre_probe(pairs.u, terms_of(wg, TERM_UNIT), wg);
     }
     centre_error(pairs.e, terms_of(wg, TERM_CENTRE), wg);
-    mask_pairs(pairs.s, wg, wg.t.i);
-    mask_pairs(pairs.e, wg, wg.t.i);
-    if constexpr (S::probed) mask_pairs(pairs.u, wg, wg.t.i);
+    mask_pairs(pairs.s, wg);
+    mask_pairs(pairs.e, wg);
+    if constexpr (S::probed) mask_pairs(pairs.u, wg);
     pack_effective_weights<S>(w, pairs);
     add_weighted<S::dim>(sum.dv, w, wg.tile(TILE_GRAD_O));
     if constexpr (S::solved)
@@ -160,20 +160,9 @@ template <class S> static __device__ __forceinline__ int count_one_part_rows(con
     return warp_uniform((any ? __ffs((int)any) - 1 : 32) * ROWS - (any % 2 ? 0 : wg.t.i % ROWS));
 }
 
-/* Runs have tiles that are seen in part, too, where registers allow. */
-template <class S> constexpr bool runs_are_masked = !S::probed;
-
-/* Tiles of the current head, from the current one on, that make a run: in one part, and seen whole, or seen
- * where runs have masks. Rows beyond a packed sequence must be cleared, and are not in runs. */
+/* Tiles of the current head, from the current one on, that make a run: in one part, and seen whole. */
 template <class S> static __device__ __forceinline__ int run_length(const key_runner<S> &wg)
 {
-    if constexpr (runs_are_masked<S>) {
-        if (!tile_seen<S::queries>(wg.v, wg.t.i, wg.j)) return 0;
-        const int end = wg.block.first + ((int)wg.block.tiles - 1) * S::queries,
-                  seen = min(end, wg.j + TILE_SIDE - 1 - wg.v.low),
-                  last = wg.v.packed ? min(seen, wg.v.nq - S::queries) : seen;
-        return last < wg.t.i ? 0 : (last - wg.t.i) / S::queries + 1;
-    }
     if ((S::solved && (wg.by_max || wg.one_part_rows <= 0)) || !tile_whole<S::queries>(wg.v, wg.t.i, wg.j))
         return 0;
     /* The largest first row of a tile in the run: within the sequence, with key j in the window of the last
@@ -189,19 +178,16 @@ static __device__ __forceinline__ void pipelined_tiles(key_gradients<S> &sum, ke
 {
     constexpr int groups = S::probed ? 3 : 2;
     key_scores<S::blocks> pairs;
-    int i = wg.t.i;
     advance<S::queries>(wg.t, wg.block, length);
     wait_stage(wg);
     issue_scores<1>(pairs, wg);
-    for (;; i += S::queries) {
+    for (;;) {
         weights_operand<1, S::steps, typename S::type> effective, ds, error;
-        const bool masked = runs_are_masked<S> && !tile_whole<S::queries>(wg.v, i, wg.j);
         wg.stage = warp_uniform(wg.stage);
         column_terms<S::blocks> term = terms_of(wg, TERM_LSE);
         wgmma_wait<groups - 1>();
         wgmma_results(pairs.s);
         key_weights(pairs.s, term, wg);
-        if (masked) mask_pairs(pairs.s, wg, i);
         if constexpr (S::probed) {
             term = terms_of(wg, TERM_UNIT);
             wgmma_wait<1>();
@@ -216,7 +202,6 @@ static __device__ __forceinline__ void pipelined_tiles(key_gradients<S> &sum, ke
         wgmma_wait<1>();
         wgmma_results(pairs.e);
         centre_error(pairs.e, term, wg);
-        if (masked) mask_pairs(pairs.e, wg, i);
         score_gradient(pairs, wg);
         add_decay_sums(wg, pairs.s);
         split_weights(ds, pairs.s);

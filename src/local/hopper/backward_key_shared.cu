@@ -73,8 +73,8 @@ template <class S> struct weight_half {
             centre_probe(pairs.u, terms_of(wg, TERM_UNIT), wg);
         }
         if (!tile_whole<S::queries>(wg.v, wg.t.i, wg.j)) {
-            mask_pairs(pairs.s, wg, wg.t.i);
-            if constexpr (S::probed) mask_pairs(pairs.u, wg, wg.t.i);
+            mask_pairs(pairs.s, wg);
+            if constexpr (S::probed) mask_pairs(pairs.u, wg);
         }
         exchange_begin(wg.sm, turn);
         give_pairs(wg.sm, 0, pairs.s);
@@ -105,7 +105,7 @@ template <class S> struct score_half {
     {
         wgmma_results(pairs.e);
         centre_error(pairs.e, terms_of(wg, TERM_CENTRE), wg);
-        if (!tile_whole<S::queries>(wg.v, wg.t.i, wg.j)) mask_pairs(pairs.e, wg, wg.t.i);
+        if (!tile_whole<S::queries>(wg.v, wg.t.i, wg.j)) mask_pairs(pairs.e, wg);
         exchange_wait(wg.sm, turn);
         take_pairs(wg.sm, 0, pairs.s);
         if constexpr (S::probed) take_pairs(wg.sm, S::exchanged - 1, pairs.u);
