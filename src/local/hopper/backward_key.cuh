@@ -97,6 +97,8 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
     const unsigned group = warp_uniform(threadIdx.x / 128), warp = warp_uniform(threadIdx.x % 128 / 32);
     constexpr unsigned term_warps = C::stays ? S::term_warps : 1;
     unsigned block_count = 0, count = 0, turn = warp - 1;
+    /* Copies of keys, values and queries alone may begin before the pass over rows has ended. */
+    if (S::folded || S::solved || group != KEY_GROUPS || warp > 0) wait_for_previous_launch();
     if (group == KEY_GROUPS) {
         registers_release<24>();
         if (warp == 0 ? threadIdx.x % 32 != 0 : warp > term_warps) return;
@@ -182,7 +184,6 @@ static loam_status launch_keys(const loam_problem *p, const loam_args *a, const 
 {
     typedef typename C::shape S;
     const int64_t blocks = key_blocks<S>(p);
-    const cudaStream_t stream = (cudaStream_t)a->stream;
     int64_t grid;
     TRY(cuda_grid_that_stays(blocks, C::stays, &grid, error));
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
@@ -191,16 +192,14 @@ static loam_status launch_keys(const loam_problem *p, const loam_args *a, const 
     if constexpr (S::solved) {
         const int64_t tiles = (p->len_q + ROWS - 1) / ROWS * p->batch * p->heads_q;
         split_directions_kernel<S::dim>
-            <<<(unsigned)tiles, 256, 0, stream>>>(*p, *a, saved, *rows, directions);
+            <<<(unsigned)tiles, 256, 0, (cudaStream_t)a->stream>>>(*p, *a, saved, *rows, directions);
         TRY(cuda_launched("split_directions_kernel", error));
     }
     key_maps maps;
     TRY(make_maps<S>(&maps, p, a, &directions, error));
-    constexpr size_t shared = sizeof(key_pass_shared<S>);
-    TRY(cuda_allow_shared((const void *)key_kernel_hopper<C>, shared, error));
-    key_kernel_hopper<C>
-        <<<(unsigned)grid, KEY_THREADS, shared, stream>>>(*p, *a, *rows, directions, (unsigned)blocks, maps);
-    return cuda_launched("key_kernel_hopper", error);
+    return cuda_launch("key_kernel_hopper", key_kernel_hopper<C>, grid, KEY_THREADS,
+                       sizeof(key_pass_shared<S>), a->stream, !S::solved, error, *p, *a, *rows, directions,
+                       (unsigned)blocks, maps);
 }
 
 #endif

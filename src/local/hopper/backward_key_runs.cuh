@@ -107,9 +107,9 @@ template <class S> static __device__ __forceinline__ void wgmma_results(key_grad
     wgmma_results(sum.dv);
 }
 
-/* One tile, with masks and without pipelining. */
+/* One tile of LLA, with masks and without pipelining. */
 template <int PARTS, class S>
-static __device__ __forceinline__ void masked_tile(key_gradients<S> &sum, key_runner<S> &wg)
+static __device__ __forceinline__ void masked_parts(key_gradients<S> &sum, key_runner<S> &wg)
 {
     key_scores<S::blocks> pairs;
     weights_operand<PARTS, S::steps, typename S::type> w;
@@ -163,7 +163,8 @@ template <class S> static __device__ __forceinline__ int count_one_part_rows(con
 /* Tiles of the current head, from the current one on, that make a run: in one part, and seen whole. */
 template <class S> static __device__ __forceinline__ int run_length(const key_runner<S> &wg)
 {
-    if ((S::solved && (wg.by_max || wg.one_part_rows <= 0)) || !tile_whole<S::queries>(wg.v, wg.t.i, wg.j))
+    if ((S::solved && (wg.by_max || wg.one_part_rows <= 0)) ||
+        !tile_whole<S::queries>(wg.v, wg.t.i, wg.j))
         return 0;
     /* The largest first row of a tile in the run: within the sequence, with key j in the window of the last
      * row of the tile, and with one part. */
@@ -172,44 +173,56 @@ template <class S> static __device__ __forceinline__ int run_length(const key_ru
     return (last - wg.t.i) / S::queries + 1;
 }
 
+/* From the scores of a tile in one part, which are issued, to its sums, which it issues. MASKED: not all
+ * pairs are seen. */
+template <bool MASKED, class S>
+static __device__ __forceinline__ void pipelined_tile(key_gradients<S> &sum, key_runner<S> &wg,
+                                                      key_scores<S::blocks> &pairs)
+{
+    constexpr int groups = S::probed ? 3 : 2;
+    weights_operand<1, S::steps, typename S::type> effective, ds, error;
+    wg.stage = warp_uniform(wg.stage);
+    column_terms<S::blocks> term = terms_of(wg, TERM_LSE);
+    wgmma_wait<groups - 1>();
+    wgmma_results(pairs.s);
+    key_weights(pairs.s, term, wg);
+    if (MASKED) mask_pairs(pairs.s, wg);
+    if constexpr (S::probed) {
+        term = terms_of(wg, TERM_UNIT);
+        wgmma_wait<1>();
+        wgmma_results(pairs.u);
+        centre_probe(pairs.u, term, wg);
+        if (MASKED) mask_pairs(pairs.u, wg);
+    }
+    pack_effective_weights<S>(effective, pairs);
+    multiply_weights<S::dim>(sum.dv, effective.part[0], wg.tile(TILE_GRAD_O));
+    if constexpr (S::solved) more_weights<S::dim>(sum.dk, effective.part[0], wg.tile(TILE_Y));
+    wgmma_commit();
+    term = terms_of(wg, TERM_CENTRE);
+    wgmma_wait<1>();
+    wgmma_results(pairs.e);
+    centre_error(pairs.e, term, wg);
+    if (MASKED) mask_pairs(pairs.e, wg);
+    score_gradient(pairs, wg);
+    add_decay_sums(wg, pairs.s);
+    split_weights(ds, pairs.s);
+    if constexpr (S::probed) split_weights(error, pairs.e);
+    multiply_weights<S::dim>(sum.dk, ds.part[0], wg.tile(TILE_Q));
+    if constexpr (S::probed) more_weights<S::dim>(sum.dk, error.part[0], wg.tile(TILE_RHO));
+    wgmma_commit();
+    if constexpr (S::keys_held && S::probed) wgmma_wait<1>();
+}
+
 /* A run of `length` tiles, at least one, pipelined. */
 template <class S>
 static __device__ __forceinline__ void pipelined_tiles(key_gradients<S> &sum, key_runner<S> &wg, int length)
 {
-    constexpr int groups = S::probed ? 3 : 2;
     key_scores<S::blocks> pairs;
     advance<S::queries>(wg.t, wg.block, length);
     wait_stage(wg);
     issue_scores<1>(pairs, wg);
     for (;;) {
-        weights_operand<1, S::steps, typename S::type> effective, ds, error;
-        wg.stage = warp_uniform(wg.stage);
-        column_terms<S::blocks> term = terms_of(wg, TERM_LSE);
-        wgmma_wait<groups - 1>();
-        wgmma_results(pairs.s);
-        key_weights(pairs.s, term, wg);
-        if constexpr (S::probed) {
-            term = terms_of(wg, TERM_UNIT);
-            wgmma_wait<1>();
-            wgmma_results(pairs.u);
-            centre_probe(pairs.u, term, wg);
-        }
-        pack_effective_weights<S>(effective, pairs);
-        multiply_weights<S::dim>(sum.dv, effective.part[0], wg.tile(TILE_GRAD_O));
-        if constexpr (S::solved) more_weights<S::dim>(sum.dk, effective.part[0], wg.tile(TILE_Y));
-        wgmma_commit();
-        term = terms_of(wg, TERM_CENTRE);
-        wgmma_wait<1>();
-        wgmma_results(pairs.e);
-        centre_error(pairs.e, term, wg);
-        score_gradient(pairs, wg);
-        add_decay_sums(wg, pairs.s);
-        split_weights(ds, pairs.s);
-        if constexpr (S::probed) split_weights(error, pairs.e);
-        multiply_weights<S::dim>(sum.dk, ds.part[0], wg.tile(TILE_Q));
-        if constexpr (S::probed) more_weights<S::dim>(sum.dk, error.part[0], wg.tile(TILE_RHO));
-        wgmma_commit();
-        if constexpr (S::keys_held && S::probed) wgmma_wait<1>();
+        pipelined_tile<false>(sum, wg, pairs);
         const unsigned used = wg.count++;
         if (--length == 0) {
             wgmma_wait<0>();
@@ -219,8 +232,23 @@ static __device__ __forceinline__ void pipelined_tiles(key_gradients<S> &sum, ke
         }
         wait_stage(wg);
         issue_scores<1>(pairs, wg);
-        wgmma_wait<groups>();
+        wgmma_wait<S::probed ? 3 : 2>();
         ring_release(wg.sm.ring, used);
+    }
+}
+
+/* One tile, with masks. */
+template <class S>
+static __device__ __forceinline__ void masked_tile(key_gradients<S> &sum, key_runner<S> &wg, bool two_parts)
+{
+    if constexpr (S::solved) {
+        two_parts ? masked_parts<2>(sum, wg) : masked_parts<1>(sum, wg);
+    } else {
+        key_scores<S::blocks> pairs;
+        issue_scores<1>(pairs, wg);
+        pipelined_tile<true>(sum, wg, pairs);
+        wgmma_wait<0>();
+        wgmma_results(sum);
     }
 }
 
@@ -248,12 +276,7 @@ static __device__ __forceinline__ void consume_tiles(key_gradients<S> &sum, key_
                 wg.count--;
             }
         }
-        if (tile_seen<S::queries>(wg.v, wg.t.i, wg.j)) {
-            if (two_parts)
-                masked_tile<S::solved ? 2 : 1>(sum, wg);
-            else
-                masked_tile<1>(sum, wg);
-        }
+        if (tile_seen<S::queries>(wg.v, wg.t.i, wg.j)) masked_tile(sum, wg, two_parts);
         ring_release(wg.sm.ring, wg.count++);
         if (two_parts) ring_release(wg.sm.ring, wg.count++);
         advance<S::queries>(wg.t, wg.block);
