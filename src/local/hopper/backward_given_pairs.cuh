@@ -328,16 +328,20 @@ static __device__ __forceinline__ void probe_score_gradients(float (&s)[BLOCKS][
     if constexpr (S::folded && S::probed) rows.most2 = fmaxf(rows.most2, fmaxf(beside2[0], beside2[1]));
 }
 
-/* Adds the squares of x to `squares`, by rows. */
+/* The sums of squares of x, by rows; four at a time, since each waits for its last addition. */
 template <int BLOCKS>
 static __device__ __forceinline__ void sum_squares(float (&squares)[2], const float (&x)[BLOCKS][4])
 {
+    float part[4][2] = {};
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            squares[e / 2] += x[n][e] * x[n][e];
+            part[n % 2 * 2 + e % 2][e / 2] += x[n][e] * x[n][e];
     }
+#pragma unroll
+    for (int row = 0; row < 2; row++)
+        squares[row] = (part[0][row] + part[1][row]) + (part[2][row] + part[3][row]);
 }
 
 /* Adds the weights, as rounded for the products, to sum[2 row] and sum[2 row + 1]. */
