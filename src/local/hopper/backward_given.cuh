@@ -183,30 +183,31 @@ static __device__ __forceinline__ bool sweep_tiles(row_gradients<S> &f, scale_su
         multiply_rows<S::dim>(tile.g, own.tile[ROWS_GRAD_O][own_tile], values, false);
         wgmma_commit();
         pingpong_arrive(group);
-        add_operands(f, w); /* of the tile before, while products run */
+        if constexpr (S::sums_late) add_operands(f, w); /* of the tile before, while products run */
         wgmma_wait<in_flight>();
         wgmma_results(tile.s);
         if constexpr (!S::scaled) {
             weights_of(tile.s, rows, decay, j);
-            if (masked && !S::masks_ds) clear_unseen(tile.s, rows, j);
+            if (masked && !S::lean) clear_unseen(tile.s, rows, j);
         }
         wgmma_wait<0>();
         wgmma_results(tile.g);
         ring_release(bar.values, count);
         if constexpr (S::probed) wgmma_results(tile.u);
-        if (masked && !S::masks_ds) {
+        if (masked && !S::lean) {
             clear_unseen(tile.g, rows, j);
             clear_unseen_probe(tile, rows, j);
         }
         float squares[2];
         probe_score_gradients<S>(tile.s, tile.g, tile.u, sums, rows, squares, decay, j);
-        if constexpr (S::masks_ds) {
+        if constexpr (S::lean) {
             if (masked) clear_unseen(tile.s, rows, j);
             if constexpr (S::folded) sum_squares(squares, tile.s);
         }
         const bool stops = S::folded && !within_half(tile, squares, by);
         make_operands(w, tile);
         if (stops) return true;
+        if constexpr (!S::sums_late) add_operands(f, w);
         issue_gradients(f, w, keys + own_columns<S>());
     }
     return false;
@@ -228,13 +229,14 @@ static __device__ __forceinline__ void sweep_rows(row_gradients<S> &f, scale_sum
         wgmma_wait<0>();
         wgmma_results(f);
         lower_lift(f, sums, rows, by);
+        if constexpr (!S::sums_late) add_operands(f, w);
         issue_gradients(f, w, sm.keys[count % S::key_stages] + own_columns<S>());
         wgmma_wait<0>();
         wgmma_results(f);
         j += S::keys, count++;
     }
     before_end();
-    add_operands(f, w);
+    if constexpr (S::sums_late) add_operands(f, w);
     wgmma_wait<0>();
     wgmma_results(f);
     ring_release(bar.rows, row_count);
@@ -480,9 +482,11 @@ static __device__ __forceinline__ void consume_rows(given_backward_shared<S> &sm
         if (S::scaled) sums = scale_sums_begin(rows, p);
         row_gradients<S> f = {};
         uint32_t own[2][S::columns / 8];
-        /* The loads are under way while the last products are. */
-        sweep_rows(f, sums, sm, bar, x.block, rows, round, count,
-                   [&]() { load_own_keys<S>(own, p, a, x.block, x.r, first_column<S>()); });
+        /* The loads are under way while the last products are, where there are registers for it. */
+        sweep_rows(f, sums, sm, bar, x.block, rows, round, count, [&]() {
+            if constexpr (S::lean) load_own_keys<S>(own, p, a, x.block, x.r, first_column<S>());
+        });
+        if constexpr (!S::lean) load_own_keys<S>(own, p, a, x.block, x.r, first_column<S>());
         put_rows(f, sums, rows, p, a, saved, arrays, x.block, x.r, own);
         if constexpr (S::folded) put_falls<S>(rows, p, arrays, x.block, x.n);
     }

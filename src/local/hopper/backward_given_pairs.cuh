@@ -44,8 +44,9 @@ template <class T, int DIM, bool PROBED, bool SCALED, bool DECAYED, bool STAYS> 
                                       : PROBED || DIM == 64 ? 4
                                                             : 2,
                          value_stages = key_stages == 3 ? 2 : key_stages;
-    /* Pairs that are not seen may be NaN until ds of them, of which nothing was summed, becomes 0. */
-    static constexpr bool masks_ds = !PROBED && !SCALED && !DECAYED;
+    /* Nothing but dq is wanted. Pairs that are not seen may then be NaN until their ds becomes 0, and there
+     * are registers for the weights of a tile during the products of the next, and for own keys. */
+    static constexpr bool lean = !PROBED && !SCALED && !DECAYED, sums_late = lean && DIM <= 192;
     static constexpr int row_tiles = PROBED ? 3 : 2;
     static constexpr int row_stages = STAYS ? 2 : 1; /* blocks whose rows are in shared memory at once */
     /* Of `saved`, arrays that bulk copies bring. */
@@ -314,7 +315,7 @@ static __device__ __forceinline__ void probe_score_gradients(float (&s)[BLOCKS][
                 ds = ds * beside + p * rows.e[row];
             }
             s[n][e] = ds;
-            if constexpr (S::folded && !S::masks_ds) squares[row] += ds * ds;
+            if constexpr (S::folded && !S::lean) squares[row] += ds * ds;
             if constexpr (S::decayed) sum.total[row] += ds;
             if constexpr (S::scaled) {
                 const float y = seen ? clamp_score(x) - sum.middle[row] : 0;
