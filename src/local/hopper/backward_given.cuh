@@ -61,10 +61,10 @@ static __device__ __forceinline__ void load_saved(given_backward_shared<S> &sm,
 template <class S>
 static __device__ __forceinline__ void produce_block(given_backward_shared<S> &sm,
                                                      given_backward_barriers<S> &bar,
-                                                     const given_backward_maps &maps,
-                                                     const loam_problem &p, const loam_args &a,
-                                                     const local_saved &saved, const row_block &block,
-                                                     unsigned row_count, unsigned &count)
+                                                     const given_backward_maps &maps, const loam_problem &p,
+                                                     const loam_args &a, const local_saved &saved,
+                                                     const row_block &block, unsigned row_count,
+                                                     unsigned &count)
 {
     constexpr unsigned tile_bytes = S::dim * S::keys * 2,
                        decay_bytes = decay_tile<S::decayed, S::keys>::bytes;
@@ -222,7 +222,8 @@ static __device__ __forceinline__ void sweep_rows(row_gradients<S> &f, scale_sum
                                                   F before_end)
 {
     const given_backward_rows<S> &own = sm.rows[row_count % S::row_stages];
-    tile_operands<S> w = {};
+    tile_operands<S> w;
+    if constexpr (S::sums_late) w = {};
     float by[2];
     int j = block.first;
     while (sweep_tiles(f, sums, sm, bar, block, rows, own, j, count, w, by)) {
@@ -300,15 +301,13 @@ static __device__ __forceinline__ void put_gradient(const float (&f)[S::columns 
                                                     int channels)
 {
     typedef typename S::type T;
-    float2 x[S::columns / 8];
-#pragma unroll
-    for (int n = 0; n < S::columns / 8; n++) {
-        const float2 own = unpack_pair<T>(key[n]);
-        const float(&sum)[4] = f[n / 8][n % 8];
-        x[n].x = times * (sum[2 * row] - excess * own.x);
-        x[n].y = times * (sum[2 * row + 1] - excess * own.y);
-    }
-    store_row((T *)to.data + at, stored, rows_are_pieces(to, channels), column, channels, x);
+    store_row<T, S::columns / 8>((T *)to.data + at, stored, rows_are_pieces(to, channels), column, channels,
+                                 [&](int n) {
+                                     const float2 own = unpack_pair<T>(key[n]);
+                                     const float(&sum)[4] = f[n / 8][n % 8];
+                                     return make_float2(times * (sum[2 * row] - excess * own.x),
+                                                        times * (sum[2 * row + 1] - excess * own.y));
+                                 });
 }
 
 /* The first of the warpgroup's columns of gradients. */
@@ -388,8 +387,8 @@ static __device__ __forceinline__ void put_rows(const row_gradients<S> &f, scale
         /* sum ds in exact arithmetic: 0, or gbar times the mass of the sink. */
         const float expected = p.sink ? rows.gbar[row] * expf(sink - rec[row].lse) * lift : 0;
         if (a.grad_q.data) {
-            put_gradient<S>(f.dq, row, (float)p.scale * inverse, inner - expected, own[row],
-                            a.grad_q, LOCAL_AT(a.grad_q, block.s.b, block.h, token), r.real[row], column,
+            put_gradient<S>(f.dq, row, (float)p.scale * inverse, inner - expected, own[row], a.grad_q,
+                            LOCAL_AT(a.grad_q, block.s.b, block.h, token), r.real[row], column,
                             (int)p.dim_qk);
         }
         if constexpr (S::probed) {
@@ -470,9 +469,8 @@ static __device__ __forceinline__ void consume_rows(given_backward_shared<S> &sm
     for (unsigned round = 0; S::stays || has_round<false>(blocks, round); round++) {
         given_block x;
         if (!next_block(x, sm, bar, p, a, saved, blocks, round)) break;
-        row_constants rows =
-            row_constants_of<S>(sm.rows[round % S::row_stages].tile[ROWS_GRAD_O][group], sm, bar, round, p, saved,
-                                x.block, x.r, x.lse);
+        row_constants rows = row_constants_of<S>(sm.rows[round % S::row_stages].tile[ROWS_GRAD_O][group], sm,
+                                                 bar, round, p, saved, x.block, x.r, x.lse);
         if constexpr (S::decayed) {
             const local_decay_pair *const sums = decay_sums(a, x.block.s, x.block.h);
             rows.first_odd = (int)(decay_origin(a, x.block.s, x.block.h) % 2);
@@ -566,13 +564,13 @@ static loam_status launch_decayed(const loam_problem *p, const loam_args *a, con
     if (p->decay)
         return launch<given_backward<T, DIM, PROBED, SCALED || always_scaled, true, false>>(p, a, rows,
                                                                                             error);
-    if constexpr (DIM == 64) {
-        typedef given_backward<T, DIM, PROBED, SCALED, false, true> S;
+    typedef given_backward<T, DIM, PROBED, SCALED, false, DIM == 64> S;
+    if constexpr (DIM == 64 && PROBED) {
         bool stay = false;
         TRY(blocks_stay(&stay, p, p->len_q, row_blocks<S>(p), error));
-        if (stay) return launch<S>(p, a, rows, error);
+        if (!stay) return launch<given_backward<T, DIM, PROBED, SCALED, false, false>>(p, a, rows, error);
     }
-    return launch<given_backward<T, DIM, PROBED, SCALED, false, false>>(p, a, rows, error);
+    return launch<S>(p, a, rows, error);
 }
 
 template <class T, int DIM, bool PROBED>

@@ -81,7 +81,7 @@ template <class S> struct given_backward_shared {
     typename S::type keys[S::key_stages][S::dim * S::keys], values[S::value_stages][S::dim * S::keys];
     decay_tile<S::decayed, S::keys> decay[S::key_stages];
     /* Where thread blocks stay: vbar and vbar - o of the rows of a block, dense. */
-    alignas(16) float saved[S::copied > 0 ? S::copied : 1][S::copied > 0 ? S::rows * S::dim : 4];
+    alignas(16) float saved[S::copied > 0 ? S::copied : 1][S::copied > 0 ? S::rows *S::dim : 4];
     given_backward_task<S> task[S::stays ? TASKS : 1];
     given_backward_barriers<S> barriers;
 };
@@ -176,13 +176,10 @@ static __device__ __forceinline__ int line_of(const row_block &block, const row_
 
 /* The constants of a warpgroup's rows; waits for the tile of do. */
 template <class S>
-static __device__ __forceinline__ row_constants row_constants_of(const typename S::type *grad_o,
-                                                                 const given_backward_shared<S> &sm,
-                                                                 given_backward_barriers<S> &bar,
-                                                                 unsigned row_count, const loam_problem &p,
-                                                                 const local_saved &saved,
-                                                                 const row_block &block, const row_pair &r,
-                                                                 const float (&lse)[2])
+static __device__ __forceinline__ row_constants
+row_constants_of(const typename S::type *grad_o, const given_backward_shared<S> &sm,
+                 given_backward_barriers<S> &bar, unsigned row_count, const loam_problem &p,
+                 const local_saved &saved, const row_block &block, const row_pair &r, const float (&lse)[2])
 {
     constexpr int ahead = S::dim > 128 ? 4 : S::dim / 16; /* of the shares, loaded while the tile is copied */
     row_constants rows;

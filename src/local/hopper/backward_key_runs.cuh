@@ -163,8 +163,7 @@ template <class S> static __device__ __forceinline__ int count_one_part_rows(con
 /* Tiles of the current head, from the current one on, that make a run: in one part, and seen whole. */
 template <class S> static __device__ __forceinline__ int run_length(const key_runner<S> &wg)
 {
-    if ((S::solved && (wg.by_max || wg.one_part_rows <= 0)) ||
-        !tile_whole<S::queries>(wg.v, wg.t.i, wg.j))
+    if ((S::solved && (wg.by_max || wg.one_part_rows <= 0)) || !tile_whole<S::queries>(wg.v, wg.t.i, wg.j))
         return 0;
     /* The largest first row of a tile in the run: within the sequence, with key j in the window of the last
      * row of the tile, and with one part. */

@@ -3,21 +3,26 @@
 #ifndef LOAM_LOCAL_HOPPER_CHANNELS_CUH
 #define LOAM_LOCAL_HOPPER_CHANNELS_CUH
 
-#include "src/gpu/tile.cuh"
 #include "include/loam.h"
+#include "src/gpu/tile.cuh"
 
 /* Stores channels c and c + 1 of a row, of those `channels` that it has; in one access where its address is
  * aligned. */
 template <class T>
-static __device__ __forceinline__ void store_channels(T *row, int c, int channels, float x, float y)
+static __device__ __forceinline__ void store_channels(T *row, int c, int channels, uint32_t pair)
 {
-    const uint32_t pair = pack_pair<T>(x, y);
     if (c + 1 < channels && (uintptr_t)row % 4 == 0) {
         *(uint32_t *)(row + c) = pair;
     } else {
         if (c < channels) ((uint16_t *)row)[c] = (uint16_t)pair;
         if (c + 1 < channels) ((uint16_t *)row)[c + 1] = (uint16_t)(pair >> 16);
     }
+}
+
+template <class T>
+static __device__ __forceinline__ void store_channels(T *row, int c, int channels, float x, float y)
+{
+    store_channels(row, c, channels, pack_pair<T>(x, y));
 }
 
 /* Whether rows of a view, of so many channels, are whole pieces of 16 bytes at multiples of 16 bytes. */
@@ -35,37 +40,38 @@ static __device__ __forceinline__ void transpose_quad(uint32_t (&word)[4])
 #pragma unroll
         for (int n = 0; n < 4; n++) {
             if (n & step) continue;
-            const uint32_t got =
-                __shfl_xor_sync(0xffffffffu, upper ? word[n] : word[n + step], step);
+            const uint32_t got = __shfl_xor_sync(0xffffffffu, upper ? word[n] : word[n + step], step);
             word[n] = upper ? got : word[n];
             word[n + step] = upper ? word[n + step] : got;
         }
     }
 }
 
-/* Stores the pairs of a row that the thread has, of channels column + 8 n and two for each lane of four, in
- * the layout of products. All lanes of the warp call it; rows that are not `stored` are left out. pieces:
- * rows_are_pieces. */
-template <class T, int BLOCKS>
+/* Stores the pairs of a row that the thread has, pair(n) for channels column + 8 n and two for each lane of
+ * four, in the layout of products. All lanes of the warp call it; rows that are not `stored` are left out.
+ * pieces: rows_are_pieces. */
+template <class T, int BLOCKS, class F>
 static __device__ __forceinline__ void store_row(T *row, bool stored, bool pieces, int column, int channels,
-                                                 const float2 (&x)[BLOCKS])
+                                                 F pair)
 {
     const int lane = threadIdx.x % 4;
-    if (!pieces) {
-#pragma unroll
-        for (int n = 0; n < BLOCKS; n++)
-            if (stored) store_channels(row, column + 8 * n + 2 * lane, channels, x[n].x, x[n].y);
-        return;
-    }
 #pragma unroll
     for (int n = 0; n < BLOCKS; n += 4) {
         uint32_t word[4];
 #pragma unroll
-        for (int k = 0; k < 4; k++)
-            word[k] = pack_pair<T>(x[n + k].x, x[n + k].y);
-        transpose_quad(word);
-        const int c = column + 8 * (n + lane);
-        if (stored && c < channels) *(uint4 *)(row + c) = make_uint4(word[0], word[1], word[2], word[3]);
+        for (int k = 0; k < 4; k++) {
+            const float2 x = pair(n + k);
+            word[k] = pack_pair<T>(x.x, x.y);
+        }
+        if (pieces) {
+            const int c = column + 8 * (n + lane);
+            transpose_quad(word);
+            if (stored && c < channels) *(uint4 *)(row + c) = make_uint4(word[0], word[1], word[2], word[3]);
+        } else if (stored) {
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                store_channels(row, column + 8 * (n + k) + 2 * lane, channels, word[k]);
+        }
     }
 }
 
