@@ -202,10 +202,10 @@ static __device__ __forceinline__ bool sweep_tiles(row_gradients<S> &f, scale_su
         probe_score_gradients<S>(tile.s, tile.g, tile.u, sums, rows, squares, decay, j);
         if constexpr (S::lean) {
             if (masked) clear_unseen(tile.s, rows, j);
-            if constexpr (S::folded) sum_squares(squares, tile.s);
+            if constexpr (S::folded) make_operands(w, tile); /* before it is known whether they will do */
         }
-        const bool stops = S::folded && !within_half(tile, squares, by);
-        make_operands(w, tile);
+        const bool stops = S::folded && !within_half(tile, w, squares, by);
+        if (!(S::lean && S::folded) || stops) make_operands(w, tile);
         if (stops) return true;
         if constexpr (!S::sums_late) add_operands(f, w);
         issue_gradients(f, w, keys + own_columns<S>());

@@ -326,22 +326,6 @@ static __device__ __forceinline__ void probe_score_gradients(float (&s)[BLOCKS][
     if constexpr (S::folded && S::probed) rows.most2 = fmaxf(rows.most2, fmaxf(beside2[0], beside2[1]));
 }
 
-/* The sums of squares of x, by rows; four at a time, since each waits for its last addition. */
-template <int BLOCKS>
-static __device__ __forceinline__ void sum_squares(float (&squares)[2], const float (&x)[BLOCKS][4])
-{
-    float part[4][2] = {};
-#pragma unroll
-    for (int n = 0; n < BLOCKS; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            part[n % 2 * 2 + e % 2][e / 2] += x[n][e] * x[n][e];
-    }
-#pragma unroll
-    for (int row = 0; row < 2; row++)
-        squares[row] = (part[0][row] + part[1][row]) + (part[2][row] + part[3][row]);
-}
-
 /* Adds the weights, as rounded for the products, to sum[2 row] and sum[2 row + 1]. */
 template <int STEPS, class T>
 static __device__ __forceinline__ void add_rounded(float (&sum)[4], const weights_operand<1, STEPS, T> &w)
@@ -451,21 +435,26 @@ static __device__ __forceinline__ void add_operands(row_gradients<S> &f, const t
     if constexpr (S::probed) add_rounded(f.total, w.error);
 }
 
-/* With float16: are the operands of all rows of the warpgroup within its range? They are of numbers whose
- * squares in this thread add up to `squares` in each row. Else s and g are scaled by `by`, where the row
- * needs it. */
+/* With float16: are the operands of all rows of the warpgroup within its range? They are `w` where nothing
+ * but dq is wanted, else of numbers whose squares in this thread add up to `squares` in each row, which needs
+ * fewer registers. If not, s and g are scaled by `by`, where the row needs it. */
 template <class S>
-static __device__ __forceinline__ bool within_half(tile_products<S> &tile, const float (&squares)[2],
-                                                   float (&by)[2])
+static __device__ __forceinline__ bool within_half(tile_products<S> &tile, const tile_operands<S> &w,
+                                                   const float (&squares)[2], float (&by)[2])
 {
-    constexpr float most = 0x1p30f;
-    if (!named_barrier_or<THREADS>(vote_barrier(), !(fmaxf(squares[0], squares[1]) < most / 4))) return true;
+    constexpr float most = 0x1p15f;
+    bool beyond;
+    if constexpr (S::lean)
+        beyond = reaches_half_limit(w.ds.part[0]);
+    else
+        beyond = !(fmaxf(squares[0], squares[1]) < most * most / 4);
+    if (!named_barrier_or<THREADS>(vote_barrier(), beyond)) return true;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         /* All lanes shuffle, whatever their rows need. */
-        const float sum = quad_sum(squares[row]), ds = row_largest(tile.s, row),
+        const float sum = S::lean ? 0 : quad_sum(squares[row]), ds = row_largest(tile.s, row),
                     largest = S::probed ? fmaxf(ds, row_largest(tile.g, row)) : ds;
-        by[row] = sum < most ? 1 : half_fall(largest);
+        by[row] = (S::lean ? largest < most : sum < most * most) ? 1 : half_fall(largest);
     }
     scale_rows(tile.s, by);
     if constexpr (S::probed) scale_rows(tile.g, by);
