@@ -19,8 +19,8 @@
 #define LOAM_LOCAL_HOPPER_BACKWARD_GIVEN_CUH
 
 #include "src/local/hopper/backward_given_pairs.cuh"
-#include "src/local/hopper/channels.cuh"
 #include "src/local/hopper/maps.cuh"
+#include "src/local/hopper/row_store.cuh"
 #include "src/local/hopper/stay.cuh"
 
 /* Tensor maps of the arrays. */
@@ -301,13 +301,15 @@ static __device__ __forceinline__ void put_gradient(const float (&f)[S::columns 
                                                     int channels)
 {
     typedef typename S::type T;
-    store_row<T, S::columns / 8>((T *)to.data + at, stored, rows_are_pieces(to, channels), column, channels,
-                                 [&](int n) {
-                                     const float2 own = unpack_pair<T>(key[n]);
-                                     const float(&sum)[4] = f[n / 8][n % 8];
-                                     return make_float2(times * (sum[2 * row] - excess * own.x),
-                                                        times * (sum[2 * row + 1] - excess * own.y));
-                                 });
+    float2 x[S::columns / 8];
+#pragma unroll
+    for (int n = 0; n < S::columns / 8; n++) {
+        const float2 own = unpack_pair<T>(key[n]);
+        const float(&sum)[4] = f[n / 8][n % 8];
+        x[n].x = times * (sum[2 * row] - excess * own.x);
+        x[n].y = times * (sum[2 * row + 1] - excess * own.y);
+    }
+    store_row((T *)to.data + at, stored, rows_are_pieces(to, channels), column, channels, x);
 }
 
 /* The first of the warpgroup's columns of gradients. */
@@ -564,13 +566,13 @@ static loam_status launch_decayed(const loam_problem *p, const loam_args *a, con
     if (p->decay)
         return launch<given_backward<T, DIM, PROBED, SCALED || always_scaled, true, false>>(p, a, rows,
                                                                                             error);
-    typedef given_backward<T, DIM, PROBED, SCALED, false, DIM == 64> S;
-    if constexpr (DIM == 64 && PROBED) {
+    if constexpr (DIM == 64) {
+        typedef given_backward<T, DIM, PROBED, SCALED, false, true> S;
         bool stay = false;
-        TRY(blocks_stay(&stay, p, p->len_q, row_blocks<S>(p), error));
-        if (!stay) return launch<given_backward<T, DIM, PROBED, SCALED, false, false>>(p, a, rows, error);
+        TRY(blocks_stay(&stay, p, p->len_q, INT64_MAX, row_blocks<S>(p), error));
+        if (stay) return launch<S>(p, a, rows, error);
     }
-    return launch<S>(p, a, rows, error);
+    return launch<given_backward<T, DIM, PROBED, SCALED, false, false>>(p, a, rows, error);
 }
 
 template <class T, int DIM, bool PROBED>

@@ -5,7 +5,7 @@
 #define LOAM_LOCAL_HOPPER_BACKWARD_KEY_PAIRS_CUH
 
 #include "src/local/hopper/backward_key_stream.cuh"
-#include "src/local/hopper/channels.cuh"
+#include "src/local/hopper/row_store.cuh"
 
 /* The thread's two keys where scores decay: their G in the current head, and the sums of ds. */
 template <bool DECAYED> struct key_decay {
@@ -264,11 +264,13 @@ static __device__ __forceinline__ void put_key_gradient(const float (&sum)[S::di
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         T *const out = (T *)to.data + LOCAL_AT(to, wg.block.s.b, wg.block.h_kv, wg.block.s.k0 + wg.at[row]);
-        store_row<T, S::dim / 8>(out, wg.at[row] - wg.block.j0 < wg.block.stored, pieces, 0, (int)channels,
-                                 [&](int n) {
-                                     const float(&x)[4] = sum[n / 8][n % 8];
-                                     return make_float2(unit * x[2 * row], unit * x[2 * row + 1]);
-                                 });
+        float2 x[S::dim / 8];
+#pragma unroll
+        for (int n = 0; n < S::dim / 8; n++) {
+            const float(&from)[4] = sum[n / 8][n % 8];
+            x[n] = { unit * from[2 * row], unit * from[2 * row + 1] };
+        }
+        store_row(out, wg.at[row] - wg.block.j0 < wg.block.stored, pieces, 0, (int)channels, x);
     }
 }
 

@@ -323,7 +323,8 @@ static loam_status launch_staying(const loam_problem *p, const loam_args *a, con
                                                                                       error);
     typedef key_shape<T, DIM, DIRECTIONS, false> S;
     bool stay = false;
-    TRY(blocks_stay(&stay, p, p->len_kv > p->len_q ? p->len_kv : p->len_q, key_blocks<S>(p), error));
+    TRY(blocks_stay(&stay, p, p->len_kv > p->len_q ? p->len_kv : p->len_q, STAY_TOKENS_OF_MANY,
+                    key_blocks<S>(p), error));
     return stay ? launch_keys<run_consumers<S, true>>(p, a, rows, memory, error)
                 : launch_keys<run_consumers<S, false>>(p, a, rows, memory, error);
 }

@@ -38,8 +38,7 @@ static __device__ __forceinline__ uint32_t larger_halves(uint32_t a, uint32_t b)
 }
 
 /* Is any of these operands of float16 2^15 or larger, or NaN? */
-template <int STEPS>
-static __device__ __forceinline__ bool reaches_half_limit(const uint32_t (&w)[STEPS][4])
+template <int STEPS> static __device__ __forceinline__ bool reaches_half_limit(const uint32_t (&w)[STEPS][4])
 {
     uint32_t most[4] = { w[0][0], w[0][1], w[0][2], w[0][3] };
 #pragma unroll
