@@ -17,7 +17,7 @@ static inline loam_status blocks_stay(bool *stay, const loam_problem *p, int64_t
     int multiprocessors = 0;
     TRY(cuda_multiprocessors(&multiprocessors, error));
     const bool many = p->mechanism == LOAM_SOFTMAX && blocks >= STAY_MANY_ROUNDS * multiprocessors;
-    *stay = tokens <= (many ? tokens_of_many : STAY_TOKENS);
+    *stay = tokens <= STAY_TOKENS || (many && tokens <= tokens_of_many);
     return LOAM_OK;
 }
 
