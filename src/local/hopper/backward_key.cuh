@@ -77,7 +77,7 @@ static __device__ __forceinline__ key_consumer<S> key_consumer_of(key_pass_share
                            by_max,
                            {},
                            task.fold,
-                           (float)p.scale / task.fold.dv };
+                           (float)p.scale / (S::solved ? 1 : task.fold.dv) };
     if constexpr (S::decayed) wg.decay.head = -1;
     return wg;
 }
@@ -104,13 +104,14 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
         if (warp == 0 ? threadIdx.x % 32 != 0 : warp > term_warps) return;
         for_each_block<C::stays>(blocks, [&](unsigned n) {
             const key_task<S> task(p, a, arrays, n);
-            if (task.block.stored <= 0) return;
+            if (task.block.stored <= 0 || !task.fold.taken) return;
             if (warp == 0) {
                 if (C::stays) sm.task[block_count % KEY_TASKS] = task;
                 produce_tiles(sm, maps, task.block, task.v, task.t, block_count++, count);
-            } else
+            } else {
                 produce_terms<S, term_warps>(sm, p, a, arrays, directions, task.block, task.v, by_max,
                                              task.fold, task.t, turn, count);
+            }
         });
         if (C::stays && warp == 0) tell_end(sm, block_count);
         return;
@@ -125,7 +126,8 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
         }
     } else {
         const key_task<S> task(p, a, arrays, blockIdx.x);
-        if (task.block.stored > 0) C::consume_block(sm, p, a, task, by_max, group, 0, count);
+        if (task.block.stored > 0 && task.fold.taken)
+            C::consume_block(sm, p, a, task, by_max, group, 0, count);
     }
 }
 
@@ -135,12 +137,14 @@ static key_directions key_directions_carve(const loam_problem *p, arena *pool)
 {
     const size_t rows = p->mechanism == LOAM_LLA ? (size_t)local_rows(p) : 0,
                  numbers = size_mul(rows, (size_t)local_padded_dim(p));
-    key_directions x;
+    key_directions x = {};
     for (int part = 0; part < 2; part++) {
-        x.rho[part] = (__nv_bfloat16 *)arena_take(pool, numbers, sizeof(__nv_bfloat16));
-        x.y[part] = (__nv_bfloat16 *)arena_take(pool, numbers, sizeof(__nv_bfloat16));
+        x.rho[part] = (uint16_t *)arena_take(pool, numbers, sizeof(uint16_t));
+        x.y[part] = (uint16_t *)arena_take(pool, numbers, sizeof(uint16_t));
     }
+    x.grad_o = (uint16_t *)arena_take(pool, p->dtype == LOAM_F16 ? numbers : 0, sizeof(uint16_t));
     x.centre = (float2 *)arena_take(pool, rows, sizeof(float2));
+    x.rest = (float *)arena_take(pool, p->dtype == LOAM_F16 ? rows : 0, sizeof(float));
     return x;
 }
 
@@ -160,6 +164,10 @@ static loam_status make_maps(key_maps *maps, const loam_problem *p, const loam_a
     TRY(key_map_make(&maps->v, p, &a->v, p->dim_v, TILE_SIDE, error));
     TRY(query_map_make(&maps->query[TILE_Q], p, &a->q, p->dim_qk, rows, error));
     TRY(query_map_make(&maps->query[TILE_GRAD_O], p, &a->grad_o, p->dim_v, rows, error));
+    if (S::folded && S::solved) {
+        const loam_const_view grad_o = rows_view_of(p, directions->grad_o);
+        TRY(query_map_make(&maps->query[TILE_GRAD_O], p, &grad_o, S::dim, rows, error));
+    }
     if (S::probed && !S::solved)
         TRY(query_map_make(&maps->query[TILE_RHO], p, &a->probe, p->dim_qk, rows, error));
     for (int part = 0; part < 2 && S::solved; part++) {
@@ -188,11 +196,11 @@ static loam_status launch_keys(const loam_problem *p, const loam_args *a, const 
     TRY(cuda_grid_that_stays(blocks, C::stays, &grid, error));
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
     arena pool = { (char *)memory, 0 };
-    const key_directions directions = key_directions_carve(p, &pool);
-    if constexpr (S::solved) {
-        const int64_t tiles = (p->len_q + ROWS - 1) / ROWS * p->batch * p->heads_q;
-        split_directions_kernel<S::dim>
-            <<<(unsigned)tiles, 256, 0, (cudaStream_t)a->stream>>>(*p, *a, saved, *rows, directions);
+    key_directions directions = key_directions_carve(p, &pool);
+    directions.lse = (const float *)saved.lse;
+    if constexpr (S::solved && !S::folded) {
+        split_directions_kernel<S::dim><<<(unsigned)local_row_states(p), 256, 0, (cudaStream_t)a->stream>>>(
+            *p, *a, saved, *rows, directions);
         TRY(cuda_launched("split_directions_kernel", error));
     }
     key_maps maps;

@@ -101,15 +101,21 @@ template <class S, int BLOCKS>
 static __device__ __forceinline__ void centre_probe(float (&u)[BLOCKS][4], const column_terms<BLOCKS> &unit,
                                                     const key_consumer<S> &wg)
 {
+    constexpr bool in_two = S::folded && S::solved;
+    const float factor = S::folded ? -wg.fold.dv * (S::solved ? wg.fold.probe : 1) : -1;
+    column_terms<BLOCKS> rest;
+    if constexpr (in_two) rest = columns_of<BLOCKS>(wg.sm.terms[wg.stage][TERM_REST]);
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++)
-            u[n][e] = S::folded ? fmaf(u[n][e], -wg.fold.dv, unit.at(n, e)) : unit.at(n, e) - u[n][e];
+        for (int e = 0; e < 4; e++) {
+            u[n][e] = S::folded ? fmaf(u[n][e], factor, unit.at(n, e)) : unit.at(n, e) - u[n][e];
+            if constexpr (in_two) u[n][e] += rest.at(n, e);
+        }
     }
 }
 
-/* The products v . do + k . y become E, with the fold of dk. */
+/* The products v . do + k . y become E, with the fold of dk, which do and y have where a probe is solved. */
 template <class S, int BLOCKS>
 static __device__ __forceinline__ void centre_error(float (&x)[BLOCKS][4], const column_terms<BLOCKS> &centre,
                                                     const key_consumer<S> &wg)
@@ -118,7 +124,7 @@ static __device__ __forceinline__ void centre_error(float (&x)[BLOCKS][4], const
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            if constexpr (S::folded)
+            if constexpr (S::folded && !S::solved)
                 x[n][e] = fmaf(x[n][e], wg.fold.dk, -centre.at(n, e));
             else
                 x[n][e] -= centre.at(n, e);
@@ -174,6 +180,7 @@ static __device__ __forceinline__ void score_gradient(key_scores<BLOCKS> &pairs,
             const float p = pairs.s[n][e], error = pairs.e[n][e];
             pairs.s[n][e] = S::probed ? p * wg.ds_scale * (pairs.u[n][e] * error + own.at(n, e)) : p * error;
             pairs.e[n][e] = -p * error;
+            if constexpr (S::folded && S::solved) pairs.e[n][e] *= wg.fold.error;
         }
     }
 }
@@ -215,7 +222,7 @@ static __device__ __forceinline__ void put_decay_sums(const key_consumer<S> &wg,
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const float sum = quad_sum(wg.decay.sum[row]) * (S::probed ? 1 / wg.scale : 1) *
-                          unraised<S>(wg.fold.dk);
+                          unraised<S>(wg.fold, wg.fold.dk);
         if (a.grad_log_decay.data && threadIdx.x % 4 == 0 && wg.at[row] - wg.block.j0 < wg.block.stored) {
             ((float *)a.grad_log_decay.data)[LOCAL_AT(
                 a.grad_log_decay, wg.block.s.b, wg.block.first_head + head, wg.block.s.k0 + wg.at[row])] =
@@ -279,14 +286,15 @@ static __device__ __forceinline__ void put_dk(const float (&sum)[S::dim / TILE_S
                                               const loam_problem &p, const loam_args &a,
                                               const key_consumer<S> &wg)
 {
-    put_key_gradient(sum, a.grad_k, p.dim_qk, (S::probed ? 1 : wg.scale) * unraised<S>(wg.fold.dk), wg);
+    put_key_gradient(sum, a.grad_k, p.dim_qk, (S::probed ? 1 : wg.scale) * unraised<S>(wg.fold, wg.fold.dk),
+                     wg);
 }
 template <class S>
 static __device__ __forceinline__ void put_dv(const float (&sum)[S::dim / TILE_SIDE][8][4],
                                               const loam_problem &p, const loam_args &a,
                                               const key_consumer<S> &wg)
 {
-    put_key_gradient(sum, a.grad_v, p.dim_v, unraised<S>(wg.fold.dv), wg);
+    put_key_gradient(sum, a.grad_v, p.dim_v, unraised<S>(wg.fold, wg.fold.dv), wg);
 }
 
 #endif

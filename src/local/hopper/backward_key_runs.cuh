@@ -80,11 +80,12 @@ template <class S, int BLOCKS>
 static __device__ __forceinline__ void add_peaks(float (&ds)[BLOCKS][4], const key_consumer<S> &wg)
 {
     const column_terms<BLOCKS> peak = terms_of(wg, TERM_PEAK), own = terms_of(wg, TERM_PEAK_E);
+    const float scale = wg.scale * (S::folded ? exp2f(key_raise<typename S::type>) : 1);
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            ds[n][e] += wg.at[e / 2] == __float_as_int(peak.at(n, e)) ? wg.scale * own.at(n, e) : 0;
+            ds[n][e] += wg.at[e / 2] == __float_as_int(peak.at(n, e)) ? scale * own.at(n, e) : 0;
     }
 }
 

@@ -95,6 +95,26 @@ static inline heavy_work heavy_work_carve(const loam_problem *p, arena *pool)
     return local_padded_dim(p) == 64 ? heavy_work_carve_dim<64>(p, pool) : heavy_work_carve_dim<128>(p, pool);
 }
 
+/* Writes what place n of the list has of the thread's rows: two vectors, the first one times `scale`, where
+ * that is 0, 0; and weights. */
+template <int DIM, class VECTOR>
+static __device__ __forceinline__ void put_place(const heavy_work &heavy, int64_t n, const row_pair &r,
+                                                 const row_weight (&weight)[2], const VECTOR &first,
+                                                 const float (&scale)[2], const VECTOR &second)
+{
+    float *const to = heavy.vectors + n * listed_vectors<DIM> + threadIdx.x;
+#pragma unroll 8
+    for (int i = 0; i < DIM / 2; i++) {
+        const float factor = scale[i / 2 % 2];
+        to[i * THREADS] = factor != 0 ? factor * first.get(i) : 0;
+        to[listed_vector<DIM> + i * THREADS] = second.get(i);
+    }
+    if (threadIdx.x % 4 == 0) {
+        heavy.weight[n * ROWS + r.at[0]] = weight[0];
+        heavy.weight[n * ROWS + r.at[1]] = weight[1];
+    }
+}
+
 /* Puts a block on the list, with two vectors, the first one times `scale`, and the weights of the thread's
  * rows. All threads of the block call it; sm.listed is its place. */
 template <int DIM, class SHARED, class VECTOR>
@@ -109,15 +129,8 @@ static __device__ __forceinline__ void put_listed(SHARED &sm, const solve_launch
         heavy.listed[sm.listed] = (int32_t)sm.block;
     }
     __syncthreads();
-    const int64_t n = sm.listed;
-    float *const to = heavy.vectors + n * listed_vectors<DIM> + threadIdx.x;
-#pragma unroll 8
-    for (int i = 0; i < DIM / 2; i++)
-        to[i * THREADS] = scale * first.get(i), to[listed_vector<DIM> + i * THREADS] = second.get(i);
-    if (threadIdx.x % 4 == 0) {
-        heavy.weight[n * ROWS + r.at[0]] = weight[0];
-        heavy.weight[n * ROWS + r.at[1]] = weight[1];
-    }
+    const float scales[2] = { scale, scale };
+    put_place<DIM>(heavy, sm.listed, r, weight, first, scales, second);
 }
 
 /* Blocks `base` .. of the list, as many as there are slots. */

@@ -11,8 +11,8 @@
 #include <cfloat>
 
 /* The falls of a backward pass, [2][batch][heads_kv]: 2^-fall keeps 2^14 ds, and 2^14 p (1 - u), within the
- * range of float16 for all rows that see a head's keys. They lie where LLA, which has no row for float16,
- * has its states. */
+ * range of float16 for all rows that see a head's keys. They lie where LLA has
+ * its states, whose pass over keys in float16 is that of cuda/. */
 static __host__ __device__ __forceinline__ int64_t key_falls(const loam_problem &p)
 {
     return 2 * p.batch * p.heads_kv;
