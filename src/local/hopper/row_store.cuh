@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Rows of gradients from the layout of products to global memory, in pieces of 16 bytes where they have such. */
+ * Rows of gradients from the layout of products to memory, in pieces of 16 bytes where they have such. */
 #ifndef LOAM_LOCAL_HOPPER_ROW_STORE_CUH
 #define LOAM_LOCAL_HOPPER_ROW_STORE_CUH
 
