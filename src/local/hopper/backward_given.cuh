@@ -183,7 +183,7 @@ static __device__ __forceinline__ bool sweep_tiles(row_gradients<S> &f, scale_su
         multiply_rows<S::dim>(tile.g, own.tile[ROWS_GRAD_O][own_tile], values, false);
         wgmma_commit();
         pingpong_arrive(group);
-        if constexpr (S::sums_late) add_operands(f, w); /* of the tile before, while products run */
+        if constexpr (S::roomy) add_operands(f, w); /* of the tile before, while products run */
         wgmma_wait<in_flight>();
         wgmma_results(tile.s);
         if constexpr (!S::scaled) {
@@ -207,7 +207,7 @@ static __device__ __forceinline__ bool sweep_tiles(row_gradients<S> &f, scale_su
         const bool stops = S::folded && !within_half(tile, w, squares, by);
         if (!(S::lean && S::folded) || stops) make_operands(w, tile);
         if (stops) return true;
-        if constexpr (!S::sums_late) add_operands(f, w);
+        if constexpr (!S::roomy) add_operands(f, w);
         issue_gradients(f, w, keys + own_columns<S>());
     }
     return false;
@@ -223,21 +223,21 @@ static __device__ __forceinline__ void sweep_rows(row_gradients<S> &f, scale_sum
 {
     const given_backward_rows<S> &own = sm.rows[row_count % S::row_stages];
     tile_operands<S> w;
-    if constexpr (S::sums_late) w = {};
+    if constexpr (S::roomy) w = {};
     float by[2];
     int j = block.first;
     while (sweep_tiles(f, sums, sm, bar, block, rows, own, j, count, w, by)) {
         wgmma_wait<0>();
         wgmma_results(f);
         lower_lift(f, sums, rows, by);
-        if constexpr (!S::sums_late) add_operands(f, w);
+        if constexpr (!S::roomy) add_operands(f, w);
         issue_gradients(f, w, sm.keys[count % S::key_stages] + own_columns<S>());
         wgmma_wait<0>();
         wgmma_results(f);
         j += S::keys, count++;
     }
     before_end();
-    if constexpr (S::sums_late) add_operands(f, w);
+    if constexpr (S::roomy) add_operands(f, w);
     wgmma_wait<0>();
     wgmma_results(f);
     ring_release(bar.rows, row_count);
@@ -484,9 +484,9 @@ static __device__ __forceinline__ void consume_rows(given_backward_shared<S> &sm
         uint32_t own[2][S::columns / 8];
         /* The loads are under way while the last products are, where there are registers for it. */
         sweep_rows(f, sums, sm, bar, x.block, rows, round, count, [&]() {
-            if constexpr (S::lean) load_own_keys<S>(own, p, a, x.block, x.r, first_column<S>());
+            if constexpr (S::roomy) load_own_keys<S>(own, p, a, x.block, x.r, first_column<S>());
         });
-        if constexpr (!S::lean) load_own_keys<S>(own, p, a, x.block, x.r, first_column<S>());
+        if constexpr (!S::roomy) load_own_keys<S>(own, p, a, x.block, x.r, first_column<S>());
         put_rows(f, sums, rows, p, a, saved, arrays, x.block, x.r, own);
         if constexpr (S::folded) put_falls<S>(rows, p, arrays, x.block, x.n);
     }

@@ -44,9 +44,9 @@ template <class T, int DIM, bool PROBED, bool SCALED, bool DECAYED, bool STAYS> 
                                       : PROBED || DIM == 64 ? 4
                                                             : 2,
                          value_stages = key_stages == 3 ? 2 : key_stages;
-    /* Nothing but dq is wanted. Pairs that are not seen may then be NaN until their ds becomes 0, and there
+    /* Nothing but dq is wanted: pairs that are not seen may then be NaN until their ds becomes 0. And there
      * are registers for the weights of a tile during the products of the next, and for own keys. */
-    static constexpr bool lean = !PROBED && !SCALED && !DECAYED, sums_late = lean && DIM <= 192;
+    static constexpr bool lean = !PROBED && !SCALED && !DECAYED, roomy = lean && DIM <= 192;
     static constexpr int row_tiles = PROBED ? 3 : 2;
     static constexpr int row_stages = STAYS ? 2 : 1; /* blocks whose rows are in shared memory at once */
     /* Of `saved`, arrays that bulk copies bring. */

@@ -108,7 +108,7 @@ template <class S> static __device__ __forceinline__ void wgmma_results(key_grad
     wgmma_results(sum.dv);
 }
 
-/* One tile of LLA, with masks and without pipelining. */
+/* One tile with probes, with masks and without pipelining. */
 template <int PARTS, class S>
 static __device__ __forceinline__ void masked_parts(key_gradients<S> &sum, key_runner<S> &wg)
 {
@@ -173,8 +173,8 @@ template <class S> static __device__ __forceinline__ int run_length(const key_ru
     return (last - wg.t.i) / S::queries + 1;
 }
 
-/* From the scores of a tile in one part, which are issued, to its sums, which it issues. MASKED: not all
- * pairs are seen. */
+/* From the scores of a tile in one part, which are issued, to its sums, which it issues. MASKED, where there
+ * is no direction: not all pairs are seen. */
 template <bool MASKED, class S>
 static __device__ __forceinline__ void pipelined_tile(key_gradients<S> &sum, key_runner<S> &wg,
                                                       key_scores<S::blocks> &pairs)
@@ -192,7 +192,6 @@ static __device__ __forceinline__ void pipelined_tile(key_gradients<S> &sum, key
         wgmma_wait<1>();
         wgmma_results(pairs.u);
         centre_probe(pairs.u, term, wg);
-        if (MASKED) mask_pairs(pairs.u, wg);
     }
     pack_effective_weights<S>(effective, pairs);
     multiply_weights<S::dim>(sum.dv, effective.part[0], wg.tile(TILE_GRAD_O));
@@ -241,8 +240,11 @@ static __device__ __forceinline__ void pipelined_tiles(key_gradients<S> &sum, ke
 template <class S>
 static __device__ __forceinline__ void masked_tile(key_gradients<S> &sum, key_runner<S> &wg, bool two_parts)
 {
-    if constexpr (S::solved) {
-        two_parts ? masked_parts<2>(sum, wg) : masked_parts<1>(sum, wg);
+    if constexpr (S::probed) {
+        if (two_parts)
+            masked_parts<S::solved ? 2 : 1>(sum, wg);
+        else
+            masked_parts<1>(sum, wg);
     } else {
         key_scores<S::blocks> pairs;
         issue_scores<1>(pairs, wg);
