@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# spills.sh LIST CUOBJDUMP OBJECT...: no kernel uses more stack, spills more, or has products of warpgroups one
-# after another, but as LIST allows it. Read off the reports that tools/ptxas-log.sh left beside the objects.
+# spills.sh LIST CUOBJDUMP OBJECT...: no kernel uses more stack, spills more, or has products of warpgroups
+# one after another, but as LIST allows it. Read off the reports that tools/ptxas-log.sh left beside the
+# objects.
 set -eu
 list=$1
 shift 2

@@ -125,7 +125,7 @@ static __global__ void leave_rows_kernel(const __grid_constant__ loam_problem p,
     if (!local_key_scales(&p, arrays.state)[head].tame) arrays.state[n] = ROWS_PENDING;
 }
 
-/* By how much what is stored of x, hi and lo, exceeds it. In the products of finished rows x had two parts. */
+/* By how much what is stored of x, hi and lo, exceeds it. Products of finished rows had two parts of x. */
 static __device__ __forceinline__ float excess(float x, float hi, float lo, bool finished)
 {
     const float first = one_part(x);

@@ -96,6 +96,23 @@ static __device__ __forceinline__ solved_units units_of(const half_units &head, 
     return out;
 }
 
+/* square, b2: sums of the thread's columns. */
+static __device__ __forceinline__ void norms_of(row_norms (&norms)[2], const float (&square)[2],
+                                                const float (&b2)[2], const row_extent &rho,
+                                                const row_extent &y, const row_extent &grad,
+                                                const row_scalars (&rec)[2])
+{
+#pragma unroll
+    for (int row = 0; row < 2; row++)
+        norms[row] = { quad_sum(square[row]),
+                       rho.norm[row] * rho.norm[row],
+                       quad_sum(b2[row]),
+                       grad.norm[row] * grad.norm[row],
+                       rho.top[row],
+                       fmaxf(y.top[row], grad.top[row]),
+                       rec[row].e };
+}
+
 /* Two of the thread's numbers into an array of 16-bit types. */
 static __device__ __forceinline__ void store_16_bits(void *data, bool is_f16, int64_t at, int c,
                                                      int64_t columns, float x, float y)
@@ -106,8 +123,8 @@ static __device__ __forceinline__ void store_16_bits(void *data, bool is_f16, in
     if (c + 1 < columns) to[1] = (uint16_t)(pair >> 16);
 }
 
-/* What the rows have once, and their units and norms; y goes to its array, and its gradient of the ridge. source.y and
- * source.grad(n, e): elements e and e + 1 of fragment n of y and of do. */
+/* What the rows have once, and their units and norms; y goes to its array, and its gradient of the ridge.
+ * source.y and source.grad(n, e): elements e and e + 1 of fragment n of y and of do. */
 template <class ROWS, class SOURCE>
 static __device__ __forceinline__ solved_units load_solved(const ROWS &rs, const SOURCE &source,
                                                            const adjoint_row (&own)[2],
@@ -165,15 +182,7 @@ static __device__ __forceinline__ solved_units load_solved(const ROWS &rs, const
             ((float *)a.grad_ridge.data)[to[row]] = ridge[row];
     }
     rho_extent.finish(), y_extent.finish(), grad_extent.finish();
-#pragma unroll
-    for (int row = 0; row < 2; row++)
-        norms[row] = { quad_sum(square[row]),
-                       rho_extent.norm[row] * rho_extent.norm[row],
-                       quad_sum(b2[row]),
-                       grad_extent.norm[row] * grad_extent.norm[row],
-                       rho_extent.top[row],
-                       fmaxf(y_extent.top[row], grad_extent.top[row]),
-                       out[row].e };
+    norms_of(norms, square, b2, rho_extent, y_extent, grad_extent, out);
     return units_of<ROWS::dim>(sys.units, rho_extent, y_extent, grad_extent, out, largest);
 }
 
@@ -322,8 +331,8 @@ static __device__ __forceinline__ float2 finish_pair(float (&error2)[2], const R
     return { ds[0], ds[1] };
 }
 
-/* Writes elements e and e + 1 of fragment n of dq, from sum ds kappa, and adds to the product of that with the
- * query. */
+/* Writes elements e and e + 1 of fragment n of dq, from sum ds kappa, and adds to the product of that with
+ * the query. */
 template <class ROWS>
 static __device__ __forceinline__ void put_pair(float (&of_scale)[2], const ROWS &rs, int n, int e,
                                                 const float2 &ds)

@@ -191,8 +191,8 @@ static __device__ __forceinline__ void solved_sweep(float (&q)[DIM / TILE_SIDE][
     }
 }
 
-/* The sweep, whose sums then lie in the scratch: R and B of the solve, which has ended. What follows from them
- * is done in loops: as straight code for registers it would not fit the caches of instructions. */
+/* The sweep, whose sums then lie in the scratch: R and B of the solve, which has ended. What follows from
+ * them is done in loops: straight code for registers is many times as long. */
 enum { VECTOR_Q_SUM = VECTOR_R, VECTOR_R_SUM = VECTOR_B };
 
 template <int PARTS, int DIM, bool DECAYED>

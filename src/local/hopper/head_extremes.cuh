@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the rows that see the keys of a head have at most, in the backward of Local Linear Attention in float16
- * on Hopper: the pass over rows finds it, the scales of the pass over keys follow from it
+ * What the rows that see the keys of a head have at most, in the backward of Local Linear Attention in
+ * float16 on Hopper: the pass over rows finds it, the scales of the pass over keys follow from it
  * (backward_key_solved_half.cu). Weights are bounded by Cauchy and Schwarz, sums under p:
  *
  *     p |u| <= s, s^2 = sum p u^2 = rho . Cov rho = rho . (kbar - q - Lambda rho)
