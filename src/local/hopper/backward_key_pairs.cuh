@@ -5,7 +5,7 @@
 #define LOAM_LOCAL_HOPPER_BACKWARD_KEY_PAIRS_CUH
 
 #include "src/local/hopper/backward_key_stream.cuh"
-#include "src/local/hopper/channels.cuh"
+#include "src/local/hopper/row_store.cuh"
 
 /* The thread's two keys where scores decay: their G in the current head, and the sums of ds. */
 template <bool DECAYED> struct key_decay {
@@ -135,12 +135,18 @@ static __device__ __forceinline__ void centre_error(float (&x)[BLOCKS][4], const
 template <class S, int BLOCKS>
 static __device__ __forceinline__ void mask_pairs(float (&x)[BLOCKS][4], const key_consumer<S> &wg)
 {
+    int first[2], count[2]; /* of the columns that see the thread's keys */
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const int j = wg.at[row], last = j < wg.v.nk ? min(wg.v.nq - 1, j - wg.v.low) : -1,
+                  from = max(j - wg.v.up, 0);
+        first[row] = from - wg.t.i - column_of(0, 0), count[row] = max(last + 1 - from, 0);
+    }
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const int i = wg.t.i + column_of(n, e), j = wg.at[e / 2];
-            const bool seen = i < wg.v.nq && j < wg.v.nk && j <= i + wg.v.up && j >= i + wg.v.low;
+            const bool seen = (unsigned)(8 * n + e % 2 - first[e / 2]) < (unsigned)count[e / 2];
             x[n][e] = seen ? x[n][e] : 0;
         }
     }
@@ -261,15 +267,17 @@ static __device__ __forceinline__ void put_key_gradient(const float (&sum)[S::di
 {
     typedef typename S::type T;
     if (!to.data) return;
+    const bool pieces = rows_are_pieces(to, (int)channels);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        if (wg.at[row] - wg.block.j0 >= wg.block.stored) continue;
         T *const out = (T *)to.data + LOCAL_AT(to, wg.block.s.b, wg.block.h_kv, wg.block.s.k0 + wg.at[row]);
+        float2 x[S::dim / 8];
 #pragma unroll
         for (int n = 0; n < S::dim / 8; n++) {
-            const float(&x)[4] = sum[n / 8][n % 8];
-            store_channels(out, column_of(n, 0), (int)channels, unit * x[2 * row], unit * x[2 * row + 1]);
+            const float(&from)[4] = sum[n / 8][n % 8];
+            x[n] = { unit * from[2 * row], unit * from[2 * row + 1] };
         }
+        store_row(out, wg.at[row] - wg.block.j0 < wg.block.stored, pieces, 0, (int)channels, x);
     }
 }
 

@@ -74,6 +74,9 @@ template <class T, int DIM, int DIRECTIONS, bool DECAYED> struct key_shape {
                           values_held = DIM == 64 && !probed;
 };
 
+template <class S> struct key_task;
+enum { KEY_TASKS = 2 };
+
 template <class S> struct key_pass_shared {
     typedef typename S::type T;
     alignas(1024) T keys[S::groups][S::dim * TILE_SIDE];
@@ -86,6 +89,7 @@ template <class S> struct key_pass_shared {
     ring_barriers<S::stages> ring;
     ring_barriers<1> key_ring;      /* keys and values of a block */
     ring_barriers<4> exchange_ring; /* a stage for each pair of warps */
+    key_task<S> task[KEY_TASKS];
     float decay[S::decayed ? S::stages : 1][2]
                [S::queries]; /* G of the rows, hi and lo (local/decay.h), where scores decay */
 };
