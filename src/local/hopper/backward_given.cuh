@@ -501,7 +501,6 @@ __global__ void __launch_bounds__(GIVEN_THREADS, 1)
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     given_backward_shared<S> &sm = *(given_backward_shared<S> *)swizzled_memory;
     given_backward_barriers<S> &bar = sm.barriers;
-    launch_dependents();
     if (threadIdx.x == 0) {
         ring_init(bar.rows, GIVEN_GROUPS * 4);
         ring_init(bar.keys, GIVEN_GROUPS * 4);
