@@ -4,7 +4,7 @@
 # loam-parts, bench/sdpa.py and bench/hot_spots.py. A table stands between
 #     <!-- bench: REGEX --> and <!-- /bench -->
 # and shows the rows whose shape matches; `threads REGEX` shows them with one thread beside more. Instead of a
-# pattern, `machine` tells where and when the results were measured, `pytorch` shows what bench/sdpa.py
+# pattern, `machine` tells where and when the results were measured, `pytorch REGEX` shows what bench/sdpa.py
 # compared, `parts` what loam-parts measured, and `profile` what bench/hot_spots.py did. A page without
 # markers, or a pattern without rows, is an error, and then the page stays as it is.
 set -eu
@@ -59,7 +59,7 @@ function table(pattern,    at, row, shown) {
     }
     if (!shown) fail("no result matches the pattern " pattern)
 }
-function pytorch(    row, compared) {
+function pytorch(pattern,    row, compared, shown) {
     for (row = 1; row <= rows; row++) compared += get(row, "loam_s") != ""
     if (!compared) {
         print "Not measured."
@@ -68,11 +68,13 @@ function pytorch(    row, compared) {
     print "| shape | Loam ms | PyTorch ms | PyTorch GFLOP/s | PyTorch GB/s | PyTorch / Loam |"
     print "|---|--:|--:|--:|--:|--:|"
     for (row = 1; row <= rows; row++) {
-        if (get(row, "loam_s") == "") continue
+        if (get(row, "loam_s") == "" || get(row, "shape") !~ "^(" pattern ")$") continue
+        shown++
         print "| " get(row, "shape") " | " scaled(row, "loam_s", 1e3, "%.3f") " | " \
             scaled(row, "median_s", 1e3, "%.3f") " | " scaled(row, "gflops", 1, "%.1f") " | " \
             scaled(row, "gbs", 1, "%.2f") " | " scaled(row, "torch_over_loam", 1, "%.2f") " |"
     }
+    if (!shown) fail("no comparison matches the pattern " pattern)
 }
 # One line for each kernel of a shape: the run on one thread, and the one on most.
 function threads(pattern,    at, row, one, most, key, order_of, shown) {
@@ -171,10 +173,10 @@ FILENAME != page {
     pattern = substr($0, 13, length($0) - 16)
     print
     if (pattern == "machine") machine()
-    else if (pattern == "pytorch") pytorch()
     else if (pattern == "parts") parts()
     else if (pattern == "profile") profile()
     else if (sub(/^threads /, "", pattern)) threads(pattern)
+    else if (sub(/^pytorch /, "", pattern)) pytorch(pattern)
     else table(pattern)
     next
 }

@@ -154,12 +154,6 @@ static __device__ __forceinline__ void store_box(const CUtensorMap *map, const v
         : "memory");
 }
 
-/* Bytes of global memory into the L2 cache; address and number are multiples of 16. */
-static __device__ __forceinline__ void prefetch_l2(const void *from, unsigned bytes)
-{
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
-
 static __device__ __forceinline__ void store_commit()
 {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");

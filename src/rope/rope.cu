@@ -1,17 +1,30 @@
 /* SPDX-License-Identifier: MIT
  * Rotary positions on GPUs: a thread has WIDTH planes of a token that are next to each other, or as many
- * channels that are not rotated, for all heads. */
+ * channels that are not rotated, of ROPE_HEADS heads. */
 #include "src/gpu/launch.cuh"
 #include "src/gpu/number.cuh"
 #include "src/rope/rope.h"
 
-/* Heads are read ROPE_HEADS at a time before any of them is written: the arrays may be the same memory, and
- * the compiler cannot know that a thread writes only what it has read. */
+/* A thread reads all its heads before it writes any of them: the arrays may be the same memory, and the
+ * compiler cannot know that a thread writes only what it has read. */
 enum { ROPE_THREADS = 256, ROPE_HEADS = 4 };
 
-/* What a thread reads and writes at a time. */
-template <class T, int WIDTH> struct alignas(WIDTH * sizeof(T)) rope_word {
+/* What a thread reads and writes at a time, as numbers and as one word of memory. */
+template <class T, int WIDTH> struct rope_word {
     T at[WIDTH];
+};
+template <int BYTES> struct rope_memory;
+template <> struct rope_memory<2> {
+    typedef uint16_t type;
+};
+template <> struct rope_memory<4> {
+    typedef uint32_t type;
+};
+template <> struct rope_memory<8> {
+    typedef uint2 type;
+};
+template <> struct rope_memory<16> {
+    typedef uint4 type;
 };
 
 /* Rotations are computed in double, and in float where 16 bits are kept of them. */
@@ -33,25 +46,47 @@ struct rope_arrays {
 template <class T, int WIDTH>
 static __device__ rope_word<T, WIDTH> rope_load(const rope_arrays &a, int64_t at)
 {
-    return *(const rope_word<T, WIDTH> *)((const T *)a.from.data + at);
+    const auto memory = *(const typename rope_memory<WIDTH * sizeof(T)>::type *)((const T *)a.from.data + at);
+    rope_word<T, WIDTH> word;
+    memcpy(&word, &memory, sizeof word);
+    return word;
 }
 
 template <class T, int WIDTH>
-static __device__ void rope_store(const rope_arrays &a, int64_t at, rope_word<T, WIDTH> word)
+static __device__ void rope_store(const rope_arrays &a, int64_t at, const rope_word<T, WIDTH> &word)
 {
-    *(rope_word<T, WIDTH> *)((T *)a.to.data + at) = word;
-}
-
-template <class T, int WIDTH>
-static __device__ void rope_copy(const rope_arrays &a, int64_t heads, int64_t in, int64_t out)
-{
-    for (int64_t h = 0; h < heads && a.from.data != a.to.data; h++)
-        rope_store(a, out + h * a.to.head, rope_load<T, WIDTH>(a, in + h * a.from.head));
+    typename rope_memory<WIDTH * sizeof(T)>::type memory;
+    memcpy(&memory, &word, sizeof memory);
+    __stwb((decltype(memory) *)((T *)a.to.data + at), memory); /* an assignment is stored number by number */
 }
 
 template <class T, int WIDTH> struct rope_turn {
     typename rope_real<T>::type cosine[WIDTH], sine[WIDTH];
 };
+
+/* Cosine and sine of an angle in radians. Where float suffices, whole turns are taken off in double, of whose
+ * 53 bits an angle of 10^6 radians leaves more than 30. */
+static __device__ void rope_cosine(double angle, double &cosine, double &sine)
+{
+    sincos(angle, &sine, &cosine);
+}
+static __device__ void rope_cosine(double angle, float &cosine, float &sine)
+{
+    const double turns = angle * 0.15915494309189535;
+    sincospif(2 * (float)(turns - rint(turns)), &sine, &cosine);
+}
+
+template <class T, int WIDTH>
+static __device__ rope_turn<T, WIDTH> rope_turn_of(const loam_rope &r, const rope_frequencies &frequencies,
+                                                   int64_t position, int64_t c)
+{
+    rope_turn<T, WIDTH> turn;
+    const double at = (double)position * (r.inverse ? -1 : 1);
+#pragma unroll
+    for (int e = 0; e < WIDTH; e++)
+        rope_cosine(at * frequencies.plane[c + e], turn.cosine[e], turn.sine[e]);
+    return turn;
+}
 
 /* x and y become x cosine - y sine and x sine + y cosine. */
 template <class T, int WIDTH>
@@ -67,26 +102,27 @@ static __device__ void rope_rotate(const rope_turn<T, WIDTH> &turn, rope_word<T,
     }
 }
 
-template <class T, int WIDTH>
-static __device__ void rope_heads(const rope_arrays &a, const rope_turn<T, WIDTH> &turn, int64_t heads,
-                                  rope_plane at, int64_t in, int64_t out)
-{
-    for (int64_t first = 0; first < heads; first += ROPE_HEADS) {
-        rope_word<T, WIDTH> x[ROPE_HEADS], y[ROPE_HEADS];
-#pragma unroll
-        for (int n = 0; n < ROPE_HEADS; n++) {
-            if (first + n >= heads) continue;
-            x[n] = rope_load<T, WIDTH>(a, in + (first + n) * a.from.head + at.x);
-            y[n] = rope_load<T, WIDTH>(a, in + (first + n) * a.from.head + at.y);
-        }
-#pragma unroll
-        for (int n = 0; n < ROPE_HEADS; n++) {
-            if (first + n >= heads) continue;
-            rope_rotate(turn, x[n], y[n]);
-            rope_store(a, out + (first + n) * a.to.head + at.x, x[n]);
-            rope_store(a, out + (first + n) * a.to.head + at.y, y[n]);
-        }
+/* What the threads of a token have: WIDTH planes, or channels that are not rotated, of ROPE_HEADS heads. */
+template <int WIDTH> struct rope_items {
+    int64_t planes, rest; /* words */
+    __host__ __device__ explicit rope_items(const loam_rope &r)
+        : planes(r.dim / 2 / WIDTH), rest((r.channels - r.dim) / WIDTH)
+    {
     }
+    __host__ __device__ int64_t of_heads(const loam_rope &r) const
+    {
+        return (planes + rest) * ((r.heads + ROPE_HEADS - 1) / ROPE_HEADS);
+    }
+};
+
+/* Channels that are not rotated, and their place among the arrays' channels. */
+template <class T, int WIDTH>
+static __device__ void rope_copy(const rope_arrays &a, int64_t heads, int64_t in, int64_t out)
+{
+#pragma unroll
+    for (int n = 0; n < ROPE_HEADS; n++)
+        if (n < heads && a.from.data != a.to.data)
+            rope_store(a, out + n * a.to.head, rope_load<T, WIDTH>(a, in + n * a.from.head));
 }
 
 template <class T, int WIDTH>
@@ -94,58 +130,68 @@ __global__ void __launch_bounds__(ROPE_THREADS)
     rope_kernel(const __grid_constant__ loam_rope r, const __grid_constant__ rope_frequencies frequencies,
                 const __grid_constant__ rope_arrays a)
 {
-    const int64_t planes = r.dim / 2, items = (planes + r.channels - r.dim) / WIDTH,
-                  n = (int64_t)blockIdx.x * ROPE_THREADS + threadIdx.x, token = n / items,
-                  c = n % items * WIDTH;
+    const rope_items<WIDTH> items(r);
+    const int64_t n = (int64_t)blockIdx.x * ROPE_THREADS + threadIdx.x, token = n / items.of_heads(r),
+                  own = n % items.of_heads(r), group = own / (items.planes + items.rest),
+                  word = own % (items.planes + items.rest), head = group * ROPE_HEADS, heads = r.heads - head;
     if (token >= r.batch * r.tokens) return;
-    const int64_t b = token / r.tokens, t = token % r.tokens, in = ROPE_AT(&a.from, b, 0, t),
-                  out = ROPE_AT(&a.to, b, 0, t);
-    if (c >= planes) {
-        const int64_t own = r.dim + c - planes;
-        rope_copy<T, WIDTH>(a, r.heads, in + own, out + own);
+    const int64_t b = token / r.tokens, t = token % r.tokens, in = ROPE_AT(&a.from, b, head, t),
+                  out = ROPE_AT(&a.to, b, head, t);
+    if (word >= items.planes) {
+        const int64_t c = r.dim + (word - items.planes) * WIDTH;
+        rope_copy<T, WIDTH>(a, heads, in + c, out + c);
         return;
     }
-    const double position = (double)rope_position(&r, b, t) * (r.inverse ? -1 : 1);
-    rope_turn<T, WIDTH> turn;
+    const rope_plane at = rope_plane_of(&r, word * WIDTH);
+    rope_word<T, WIDTH> x[ROPE_HEADS], y[ROPE_HEADS];
 #pragma unroll
-    for (int e = 0; e < WIDTH; e++) {
-        double sine, cosine;
-        sincos(position * frequencies.plane[c + e], &sine, &cosine);
-        turn.cosine[e] = (typename rope_real<T>::type)cosine;
-        turn.sine[e] = (typename rope_real<T>::type)sine;
+    for (int h = 0; h < ROPE_HEADS; h++) {
+        if (h >= heads) continue;
+        x[h] = rope_load<T, WIDTH>(a, in + h * a.from.head + at.x);
+        y[h] = rope_load<T, WIDTH>(a, in + h * a.from.head + at.y);
     }
-    rope_heads(a, turn, r.heads, rope_plane_of(&r, c), in, out);
+    const rope_turn<T, WIDTH> turn = rope_turn_of<T, WIDTH>(r, frequencies, rope_position(&r, b, t),
+                                                            word * WIDTH);
+#pragma unroll
+    for (int h = 0; h < ROPE_HEADS; h++) {
+        if (h >= heads) continue;
+        rope_rotate(turn, x[h], y[h]);
+        rope_store(a, out + h * a.to.head + at.x, x[h]);
+        rope_store(a, out + h * a.to.head + at.y, y[h]);
+    }
 }
 
 template <class T, int WIDTH>
 static loam_status rope_launch(const loam_rope *r, const rope_frequencies *frequencies, const rope_arrays *a,
                                loam_error *error)
 {
-    const int64_t items = (r->dim / 2 + r->channels - r->dim) / WIDTH,
-                  blocks = (r->batch * r->tokens * items + ROPE_THREADS - 1) / ROPE_THREADS;
-    REQUIRE(blocks <= INT32_MAX, error, LOAM_EMEMORY, "batch x tokens: too large for one launch");
+    const int64_t threads = r->batch * r->tokens * rope_items<WIDTH>(*r).of_heads(*r),
+                  blocks = (threads + ROPE_THREADS - 1) / ROPE_THREADS;
+    REQUIRE(blocks <= INT32_MAX, error, LOAM_EMEMORY, "batch x tokens x heads: too large for one launch");
     rope_kernel<T, WIDTH>
         <<<(unsigned)blocks, ROPE_THREADS, 0, (cudaStream_t)r->stream>>>(*r, *frequencies, *a);
     return cuda_launched("rope_kernel", error);
 }
 
-/* Whether planes c and c + 1, c even, are two words of two elements each, at addresses that are multiples of
- * a word. */
-static bool rope_in_pairs(const loam_rope *r, const rope_arrays *a)
+/* Whether any WIDTH planes that begin at a multiple of WIDTH are two words of WIDTH elements, and WIDTH
+ * channels that are not rotated one, at addresses that are multiples of a word. */
+static bool rope_in_words(const loam_rope *r, const rope_arrays *a, int64_t width)
 {
-    const size_t word = 2 * dtype_bytes(r->dtype);
+    const size_t word = (size_t)width * dtype_bytes(r->dtype);
     const int64_t strides = a->from.batch | a->from.head | a->from.token | a->to.batch | a->to.head |
                             a->to.token;
-    return r->layout == LOAM_ROPE_HALF && r->dim % 4 == 0 && r->channels % 2 == 0 && strides % 2 == 0 &&
-           (uintptr_t)a->from.data % word == 0 && (uintptr_t)a->to.data % word == 0;
+    return r->layout == LOAM_ROPE_HALF && r->dim % (2 * width) == 0 && r->channels % width == 0 &&
+           strides % width == 0 && (uintptr_t)a->from.data % word == 0 && (uintptr_t)a->to.data % word == 0;
 }
 
-template <class T>
-static loam_status rope_launch_wide(const loam_rope *r, const rope_frequencies *frequencies,
-                                    const rope_arrays *a, loam_error *error)
+/* By the widest words there can be, of WIDTH elements or less. */
+template <class T, int WIDTH>
+static loam_status rope_launch_widest(const loam_rope *r, const rope_frequencies *frequencies,
+                                      const rope_arrays *a, loam_error *error)
 {
-    return rope_in_pairs(r, a) ? rope_launch<T, 2>(r, frequencies, a, error)
-                               : rope_launch<T, 1>(r, frequencies, a, error);
+    if constexpr (WIDTH > 1)
+        if (!rope_in_words(r, a, WIDTH)) return rope_launch_widest<T, WIDTH / 2>(r, frequencies, a, error);
+    return rope_launch<T, WIDTH>(r, frequencies, a, error);
 }
 
 loam_status rope_apply_cuda(const loam_rope *r, const rope_frequencies *frequencies,
@@ -153,10 +199,10 @@ loam_status rope_apply_cuda(const loam_rope *r, const rope_frequencies *frequenc
 {
     const rope_arrays a = { *from, *to };
     switch (r->dtype) {
-    case LOAM_F64: return rope_launch_wide<double>(r, frequencies, &a, error);
-    case LOAM_F32: return rope_launch_wide<float>(r, frequencies, &a, error);
-    case LOAM_BF16: return rope_launch_wide<__nv_bfloat16>(r, frequencies, &a, error);
-    case LOAM_F16: return rope_launch_wide<__half>(r, frequencies, &a, error);
+    case LOAM_F64: return rope_launch_widest<double, 2>(r, frequencies, &a, error);
+    case LOAM_F32: return rope_launch_widest<float, 4>(r, frequencies, &a, error);
+    case LOAM_BF16: return rope_launch_widest<__nv_bfloat16, 8>(r, frequencies, &a, error);
+    case LOAM_F16: return rope_launch_widest<__half, 8>(r, frequencies, &a, error);
     }
     return loam_fail(error, LOAM_EARG, "dtype: %d is none of its 4 values", (int)r->dtype);
 }

@@ -30,6 +30,7 @@ END
 cat >three.csv <<END
 shape,kernel,median_s,gflops,gbs,loam_s,torch_over_loam,$run
 soft-a,torch,0.003,25,0.75,0.0015,2,$where
+soft-c,torch,0.007,25,0.75,0.0035,2,$where
 END
 cat >page.md <<'END'
 before
@@ -38,7 +39,7 @@ before
 <!-- bench: soft-[ab] -->
 old
 <!-- /bench -->
-<!-- bench: pytorch -->
+<!-- bench: pytorch soft-a -->
 <!-- /bench -->
 after
 END
@@ -96,6 +97,7 @@ grep -q '^| soft-a | fast | 1.500 | 1.000 to 2.000 | 50.2 | 1.50 | 62 | 1.00 |  
 grep -q '^| soft-a | other | 3.000 |' page.md || fail "the second file is not read by its own header"
 grep -q '^| soft-a | 1.500 | 3.000 | 25.0 | 0.75 | 2.00 |$' page.md ||
     fail "the comparison is not as expected"
+! grep -q '^| soft-c' page.md || fail "a comparison that does not match is shown"
 grep -q '^| one.csv | CPU, avx2 | 2 | gcc | abc | today | 100 | 20.0 | 30.0 |$' page.md || fail "no machine"
 order=$(grep -o '^| soft-[ab] | [a-z][a-z]*' page.md | tr -d '|\n')
 [ "$order" = ' soft-a  fast soft-a  other soft-b  fast' ] || fail "the rows are, in order:$order"
@@ -116,9 +118,12 @@ printf 'nothing\n' >empty.md
 refused empty.md "a page without tables" "no <!-- bench"
 printf '<!-- bench: none-.* -->\n<!-- /bench -->\n' >none.md
 refused none.md "a pattern without rows" "no result matches"
-printf '<!-- bench: pytorch -->\n<!-- /bench -->\n' >alone.md
+printf '<!-- bench: pytorch soft-.* -->\n<!-- /bench -->\n' >alone.md
 "$script" alone.md one.csv
 grep -q '^Not measured.$' alone.md || fail "a comparison that was not made is not told"
+printf '<!-- bench: pytorch none-.* -->\n<!-- /bench -->\n' >none.md
+if "$script" none.md one.csv three.csv 2>errors; then fail "a pattern without comparisons is accepted"; fi
+grep -q "no comparison matches" errors || fail "a pattern without comparisons: the message is $(cat errors)"
 printf '<!-- bench: parts -->\n<!-- /bench -->\n<!-- bench: profile -->\n<!-- /bench -->\n' >parts.md
 "$script" parts.md one.csv
 [ "$(grep -c '^Not measured.$' parts.md)" = 2 ] || fail "parts that were not measured are not told"

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { WIDTH = 64 };
+enum { WIDTH = 64, WIDEST = 256, MANY_KEYS = 1700 };
 
 /* Causal, 64 channels, in float32 where the row has it. */
 static spec base(const loam_kernel_info *row, int mechanism, int64_t queries, int64_t keys)
@@ -39,7 +39,24 @@ static int recurrent_specs(const loam_kernel_info *row, int mechanism, spec *cas
         s.ridge = 0.5;
         cases[count++] = s;
     }
+    if (mechanism ==
+        LOAM_MESA) { /* keys leave directions free: x is a thousand times its products with them */
+        spec s = base(row, mechanism, 7, 7);
+        s.feature_map = LOAM_FEATURES_UNIT;
+        s.ridge_axes = LOAM_RIDGE_HEAD, s.ridge = 1e-3;
+        s.batch = 3, s.seed = 1987729274;
+        cases[count++] = s;
+    }
     return count;
+}
+
+/* The widest tiles, and as many keys as their solver takes for many: FEW_KEYS of each channel. */
+static spec widest_spec(const loam_kernel_info *row, int mechanism)
+{
+    spec s = base(row, mechanism, 4, MANY_KEYS);
+    s.dim_qk = s.dim_v = WIDEST;
+    kernel_fit(&s);
+    return s;
 }
 
 /* The last queries of a long sequence, which see all of its keys, so that the reference takes seconds. */
@@ -56,6 +73,7 @@ static int local_specs(const loam_kernel_info *row, int mechanism, spec *cases)
             cases[count++] = s;
         }
     }
+    if (kernel_tiled(row) && !turned) cases[count++] = widest_spec(row, mechanism);
     return count;
 }
 

@@ -8,9 +8,10 @@
 #include "tests/support/random.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
 
-enum { SKIPPED = 77, BATCH = 2, HEADS = 5, TOKENS = 65, CHANNELS = 20, PITCH = 24 };
+enum { SKIPPED = 77, BATCH = 2, HEADS = 5, TOKENS = 65, PITCH = 48 };
 enum { SIZE = BATCH * TOKENS * HEADS * PITCH };
 
 static void *on_device(const void *from, size_t bytes)
@@ -21,31 +22,32 @@ static void *on_device(const void *from, size_t bytes)
     return memory;
 }
 
-/* Case `number`; (batch, token, head, channel) rows of PITCH, of which CHANNELS are used, or two fewer, so
- * that planes are an odd number; of some cases from the second element on, which no pair begins at. */
+/* Case `number`: (batch, token, head, channel) rows of PITCH, of which 18 to 40 are used, so that planes go
+ * by words of 1, 2, 4 and 8; of some cases from the second element on, which no word of two begins at. */
 static void check_case(int number)
 {
     static const double eps[] = { 0x1p-23, 0x1p-7, 0x1p-10, 0x1p-52 };
-    loam_rope r = loam_rope_default((loam_dtype)(number % 4));
+    static const int channels[] = { 20, 18, 32, 40, 24 }, dims[] = { 0, 8, 16 };
+    rng random = rng_make(17, (uint64_t)number);
+    loam_rope r = loam_rope_default((loam_dtype)rng_int(&random, 0, 3));
+    r.batch = BATCH, r.heads = HEADS, r.tokens = TOKENS, r.channels = channels[rng_int(&random, 0, 4)];
+    r.layout = (loam_rope_layout)rng_int(&random, 0, 1);
+    r.dim = dims[rng_int(&random, 0, 2)];
+    r.inverse = (int)rng_int(&random, 0, 1);
+    r.offset = 1000000;
     const size_t bytes = (size_t)SIZE * element_bytes(r.dtype);
-    const int in_place = number % 3 == 0;
-    const size_t shift = number % 5 == 3 ? element_bytes((loam_dtype)(number % 4)) : 0;
+    const bool in_place = rng_int(&random, 0, 1) == 1, positioned = rng_int(&random, 0, 1) == 1;
+    const size_t shift = rng_int(&random, 0, 3) == 0 ? element_bytes(r.dtype) : 0;
     int64_t positions[BATCH * TOKENS];
     void *host = memory_zeroed(2, bytes);
     loam_error error;
-    rng random = rng_make(17, (uint64_t)number);
-    r.batch = BATCH, r.heads = HEADS, r.tokens = TOKENS, r.channels = CHANNELS - number / 3 % 2 * 2;
-    r.layout = (loam_rope_layout)(number / 4 % 2);
-    r.dim = number / 8 % 2 ? 8 : 0;
-    r.inverse = number / 2 % 2;
-    r.offset = 1000000;
     for (int64_t e = 0; e < SIZE; e++)
         element_set(host, r.dtype, e, rng_normal(&random));
     for (int64_t e = 0; e < BATCH * TOKENS; e++)
         positions[e] = rng_int(&random, -5, 100000);
     void *from = on_device(host, bytes), *other = on_device(host, bytes), *places = NULL;
     void *to = in_place ? from : other;
-    if (number % 2) {
+    if (positioned) {
         places = on_device(positions, sizeof positions);
         r.positions = places, r.positions_batch = TOKENS;
     }
@@ -60,7 +62,7 @@ static void check_case(int number)
     const loam_const_view host_in = { (char *)host + shift, in.batch, in.head, in.token };
     const loam_view host_out = { (char *)host + shift, in.batch, in.head, in.token };
     r.backend = LOAM_BACKEND_CPU;
-    r.positions = number % 2 ? positions : NULL;
+    r.positions = positioned ? positions : NULL;
     assert_int_equal(loam_rope_apply(&r, &host_in, &host_out, &error), LOAM_OK);
     for (int64_t e = 0; e < SIZE; e++) {
         const double want = element_get(host, r.dtype, e), have = element_get(got, r.dtype, e);
@@ -75,7 +77,7 @@ static void check_case(int number)
 static void rotations_are_those_of_the_cpu(void **state)
 {
     (void)state;
-    for (int number = 0; number < 48; number++)
+    for (int number = 0; number < 200; number++)
         check_case(number);
 }
 

@@ -54,7 +54,10 @@ void kernel_take_path(spec *s)
 }
 
 /* The most channels that tiles of the local family take, as src/local/fits.c has it. */
-static int64_t most_channels(const spec *s) { return s->mechanism != LOAM_LLA ? 256 : 128; }
+static int64_t most_channels(const spec *s)
+{
+    return s->mechanism != LOAM_LLA || s->pass == LOAM_FORWARD ? 256 : 128;
+}
 
 /* Any number of channels up to `most`. Bulk copies read rows at multiples of 8 numbers alone: most cases have
  * such rows, by their strides (layout_unit) or by their sizes. */

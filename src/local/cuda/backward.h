@@ -33,6 +33,24 @@ typedef struct row_arrays {
     int32_t *state;    /* LLA: for each 64 rows, in the order of row_block_at; NULL: all ROWS_PENDING */
 } row_arrays;
 
+/* Powers of two of a key-value head in the pass over keys of LLA in float16 on Hopper: factors of do and y,
+ * of rho, and of weights p (1 - u). tame: with them float16 holds all operands; else the head is for
+ * query_kernel and key_kernel. */
+typedef struct key_scale {
+    float grad, probe, fold;
+    int32_t tame;
+} key_scale;
+
+/* Those, [batch][heads_kv], lie behind the states of the rows; NULL where there are none. */
+LOAM_INLINE size_t local_row_states(const loam_problem *p)
+{
+    return ((size_t)p->len_q + 63) / 64 * (size_t)(p->batch * p->heads_q);
+}
+LOAM_INLINE key_scale *local_key_scales(const loam_problem *p, int32_t *state)
+{
+    return state ? (key_scale *)(state + (local_row_states(p) + 3) / 4 * 4) : NULL;
+}
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -69,6 +87,10 @@ local_adjoint_fn local_rows_solved_hopper, local_rows_solved_half_hopper;
 local_rows_fn local_rows_given_hopper, local_rows_given_half_hopper;
 local_adjoint_fn local_keys_hopper;
 local_rows_fn local_keys_half_hopper, local_keys_shared_hopper;
+/* The scales of heads of LLA in float16, when y is known; rows of heads that are not tame become pending.
+ * memory: what the pass over rows has left. Then keys of heads that are tame. */
+local_adjoint_fn local_key_scales_half_hopper, local_keys_solved_half_hopper;
+kernel_work_fn local_keys_solved_half_hopper_work;
 kernel_work_fn local_rows_solved_hopper_work, local_keys_hopper_work;
 
 #ifdef __cplusplus

@@ -371,7 +371,9 @@ __global__ void __launch_bounds__(backward_shape<WIDE, DIM, DIRECTIONS>::key_thr
     key_shared<WIDE, DIM, DIRECTIONS> &sm = *(key_shared<WIDE, DIM, DIRECTIONS> *)memory;
     const key_block x = key_block_at<S::key_rows>(p, a, blockIdx.x, S::queries);
     const int first = blockIdx.y * S::columns;
-    if (x.stored <= 0) return;
+    const key_scale *const scale = local_key_scales(&p, arrays.state);
+    const int64_t head = blockIdx.x / p.heads_kv % p.batch * p.heads_kv + x.h_kv;
+    if (x.stored <= 0 || (scale && scale[head].tame)) return;
     const int64_t group = p.heads_q / p.heads_kv, tiles = group * x.tiles;
     begin_keys(sm, p, a, x);
     key_pair k = key_pair_of<S>(sm.keys, p.score == LOAM_RBF || DIRECTIONS == SOLVED_BY_TRACE);

@@ -16,9 +16,13 @@ bool local_backward_hopper_reads(const loam_problem *p, const loam_args *a)
 static row_arrays row_arrays_carve(const loam_problem *p, arena *pool)
 {
     row_arrays rows = local_row_arrays_carve(p, pool);
+    const size_t heads = (size_t)(p->batch * p->heads_kv);
     if (p->dtype == LOAM_F16)
         rows.state = p->mechanism == LOAM_LLA
-                         ? NULL
+                         ? (int32_t *)arena_take(pool,
+                                                 local_row_states(p) / 4 + 1 +
+                                                     heads * (sizeof(key_scale) / (4 * sizeof(int32_t))),
+                                                 4 * sizeof(int32_t))
                          : (int32_t *)arena_take(pool, (size_t)key_falls(*p), sizeof(int32_t));
     return rows;
 }
@@ -27,9 +31,13 @@ size_t local_backward_hopper_work(const loam_problem *p)
 {
     arena pool = { NULL, 0 };
     (void)row_arrays_carve(p, &pool);
-    const size_t rows = p->mechanism == LOAM_LLA ? local_rows_solved_hopper_work(p) : 0,
-                 keys = local_keys_hopper_work(p),
-                 with_bulk_copies = size_add(pool.used, rows > keys ? rows : keys),
+    const bool solved = p->mechanism == LOAM_LLA, both = solved && p->dtype == LOAM_F16;
+    const size_t rows = solved ? local_rows_solved_hopper_work(p) : 0,
+                 keys = both ? local_keys_solved_half_hopper_work(p) : local_keys_hopper_work(p),
+                 passes = both          ? size_add(rows, keys)
+                          : rows > keys ? rows
+                                        : keys,
+                 with_bulk_copies = size_add(pool.used, passes),
                  without_bulk_copies = local_backward_cuda_work(p);
     return with_bulk_copies > without_bulk_copies ? with_bulk_copies : without_bulk_copies;
 }
@@ -41,6 +49,18 @@ static loam_status clear_falls(const loam_problem *p, const loam_args *a, const 
     return cuda_check(
         cudaMemsetAsync(rows->state, 0, (size_t)key_falls(*p) * sizeof *rows->state, (cudaStream_t)a->stream),
         "cudaMemsetAsync", error);
+}
+
+/* What the pass over rows has left in the workspace is read, and rows and heads are shared with query_kernel
+ * and key_kernel. */
+static loam_status keys_solved_half(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                                    void *memory, loam_error *error)
+{
+    char *const behind = (char *)memory + local_rows_solved_hopper_work(p);
+    TRY(local_key_scales_half_hopper(p, a, rows, memory, error));
+    TRY(local_query_gradient_wide_cuda(p, a, rows, error));
+    TRY(local_keys_solved_half_hopper(p, a, rows, behind, error));
+    return local_keys_cuda(p, a, rows, error);
 }
 
 loam_status local_backward_hopper(const loam_problem *p, const loam_args *a, loam_error *error)
@@ -56,7 +76,7 @@ loam_status local_backward_hopper(const loam_problem *p, const loam_args *a, loa
         : solved      ? local_rows_solved_hopper(p, a, &rows, memory, error)
         : f16         ? local_rows_given_half_hopper(p, a, &rows, error)
                       : local_rows_given_hopper(p, a, &rows, error));
-    TRY(solved && f16 ? local_keys_cuda(p, a, &rows, error)
+    TRY(solved && f16 ? keys_solved_half(p, a, &rows, memory, error)
         : wide        ? local_keys_shared_hopper(p, a, &rows, error)
         : f16         ? local_keys_half_hopper(p, a, &rows, error)
                       : local_keys_hopper(p, a, &rows, memory, error));

@@ -42,9 +42,18 @@ static __device__ __forceinline__ void finish_peak(rows_sums &sum)
     }
 }
 
+static __device__ __forceinline__ void largest_weights(rows_sums &sum, const float (&p)[8][4])
+{
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            sum.best[e / 2] = fmaxf(sum.best[e / 2], p[n][e]);
+}
+
 /* The first sweep: f = sum p (g - gbar) k of the thread's rows, and sum.rest. do lies where the direction
  * will be. peak: whether the highest scores are wanted. In fp16, all are in units: gbar in that of the
- * products of do and values, f and rest in that of the weights. */
+ * products of do and values, f, rest and the largest weight in that of the weights. */
 template <int PARTS, int DIM, bool DECAYED, class T>
 static __device__ __forceinline__ void probe_gradient_sweep(float (&f)[DIM / TILE_SIDE][8][4],
                                                             const rows_system<DIM, DECAYED, T> &rs,
@@ -53,7 +62,7 @@ static __device__ __forceinline__ void probe_gradient_sweep(float (&f)[DIM / TIL
     const pairs_system<DIM, DECAYED, T> &sys = rs.sys;
     float s[8][4], g[8][4], total[2] = { 0, 0 };
     weights_operand<PARTS, 4, T> w;
-    sum.best[0] = sum.best[1] = -INFINITY;
+    sum.best[0] = sum.best[1] = is_half<T> && !peak ? 0 : -INFINITY;
     sum.peak[0] = sum.peak[1] = INT32_MAX;
     clear_sums<DIM>(f);
     stream_pipelined<DIM, true, PARTS == 1, true>(
@@ -67,6 +76,7 @@ static __device__ __forceinline__ void probe_gradient_sweep(float (&f)[DIM / TIL
             wgmma_results(g);
             if (peak) find_peak(sum, s, sys, t.j);
             score_weights(s, sys, t.j);
+            if (is_half<T> && !peak) largest_weights(sum, s);
 #pragma unroll
             for (int n = 0; n < 8; n++)
 #pragma unroll
@@ -83,7 +93,12 @@ static __device__ __forceinline__ void probe_gradient_sweep(float (&f)[DIM / TIL
             if (PARTS == 2) more_weights<DIM>(f, w.part[PARTS - 1], t.keys);
         });
     wgmma_results(f);
-    finish_peak(sum);
+    if (is_half<T> && !peak) {
+        sum.best[0] = quad_max(sum.best[0]), sum.best[1] = quad_max(sum.best[1]);
+        sum.peak[0] = sum.peak[1] = -1;
+    } else {
+        finish_peak(sum);
+    }
     sum.rest[0] = quad_sum(total[0]), sum.rest[1] = quad_sum(total[1]);
 }
 

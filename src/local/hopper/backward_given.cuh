@@ -19,8 +19,8 @@
 #define LOAM_LOCAL_HOPPER_BACKWARD_GIVEN_CUH
 
 #include "src/local/hopper/backward_given_pairs.cuh"
-#include "src/local/hopper/channels.cuh"
 #include "src/local/hopper/maps.cuh"
+#include "src/local/hopper/row_store.cuh"
 #include "src/local/hopper/stay.cuh"
 
 /* Tensor maps of the arrays. */
@@ -42,33 +42,38 @@ static __device__ __forceinline__ void load_rows_of_groups(typename S::type (*ti
     }
 }
 
-/* What forward saved of a block's rows, into the L2 cache. */
+/* Copies what forward saved of a block's rows. */
 template <class S>
-static __device__ __forceinline__ void prefetch_saved(const loam_problem &p, const local_saved &saved,
-                                                      const row_block &block)
+static __device__ __forceinline__ void load_saved(given_backward_shared<S> &sm,
+                                                  given_backward_barriers<S> &bar, const loam_problem &p,
+                                                  const local_saved &saved, const row_block &block,
+                                                  unsigned row_count)
 {
-    if (p.dim_v % 4 != 0) return;
     const int64_t at = local_row(&p, &block.s, block.h, block.i0) * p.dim_v;
     const unsigned bytes = (unsigned)(block.rows * p.dim_v * 4);
-    prefetch_l2((const float *)saved.vbar + at, bytes);
-    if constexpr (S::probed) prefetch_l2((const float *)saved.value_shift + at, bytes);
+    uint64_t *const full = ring_acquire(bar.saved, row_count, S::copied * bytes);
+    load_bytes(sm.saved[0], (const float *)saved.vbar + at, bytes, full);
+    if constexpr (S::probed)
+        load_bytes(sm.saved[S::copied - 1], (const float *)saved.value_shift + at, bytes, full);
 }
 
 /* The rows of a block, then its tiles. */
 template <class S>
 static __device__ __forceinline__ void produce_block(given_backward_shared<S> &sm,
                                                      given_backward_barriers<S> &bar,
-                                                     const given_backward_maps &maps, const loam_args &a,
+                                                     const given_backward_maps &maps, const loam_problem &p,
+                                                     const loam_args &a, const local_saved &saved,
                                                      const row_block &block, unsigned row_count,
                                                      unsigned &count)
 {
     constexpr unsigned tile_bytes = S::dim * S::keys * 2,
                        decay_bytes = decay_tile<S::decayed, S::keys>::bytes;
     given_backward_rows<S> &rows = sm.rows[row_count % S::row_stages];
-    uint64_t *full = ring_acquire(bar.rows, row_count, S::row_tiles * sizeof rows.query);
-    load_rows_of_groups<S>(rows.query, maps.q, block, full);
-    load_rows_of_groups<S>(rows.grad_o, maps.grad_o, block, full);
-    if constexpr (S::probed) load_rows_of_groups<S>(rows.probe, maps.probe, block, full);
+    uint64_t *full = ring_acquire(bar.rows, row_count, sizeof rows.tile);
+    load_rows_of_groups<S>(rows.tile[ROWS_Q], maps.q, block, full);
+    load_rows_of_groups<S>(rows.tile[ROWS_GRAD_O], maps.grad_o, block, full);
+    if constexpr (S::probed) load_rows_of_groups<S>(rows.tile[ROWS_PROBE], maps.probe, block, full);
+    if (saved_is_copied<S>(p)) load_saved(sm, bar, p, saved, block, row_count);
     const int64_t origin = S::decayed ? decay_origin(a, block.s, block.h) : 0;
     for (int j = block.first; j < block.last; j += S::keys, count++) {
         const int token = (int)block.s.k0 + j;
@@ -80,6 +85,44 @@ static __device__ __forceinline__ void produce_block(given_backward_shared<S> &s
         load_tile<S::dim, S::keys>(sm.values[count % S::value_stages], maps.v, full, token, (int)block.h_kv,
                                    (int)block.s.b);
     }
+}
+
+/* Tells the consumers block number `told`, the n-th; a warp calls it. */
+template <class S>
+static __device__ __forceinline__ void tell_block(given_backward_shared<S> &sm,
+                                                  given_backward_barriers<S> &bar, const row_block &block,
+                                                  const float (&lse)[S::rows / 32], unsigned n, unsigned told)
+{
+    const unsigned lane = threadIdx.x % 32;
+    given_backward_task<S> &task = sm.task[told % TASKS];
+    barrier_wait(&bar.tasks.empty[told % TASKS], told / TASKS % 2 ^ 1);
+#pragma unroll
+    for (int k = 0; k < S::rows / 32; k++)
+        task.lse[32 * k + lane] = lse[k];
+    if (lane == 0) task.block = block, task.number = n;
+    __syncwarp();
+    if (lane == 0) barrier_arrive(&bar.tasks.full[told % TASKS]);
+}
+
+/* The warp that tells of all blocks. */
+template <class S>
+static __device__ __forceinline__ void tell_blocks(given_backward_shared<S> &sm,
+                                                   given_backward_barriers<S> &bar, const loam_problem &p,
+                                                   const loam_args &a, const local_saved &saved,
+                                                   unsigned blocks)
+{
+    unsigned told = 0;
+    for_each_block<S::stays>(blocks, [&](unsigned n) {
+        const row_block block = row_block_at<S::rows>(p, a, n);
+        if (block.rows <= 0) return;
+        const float *const from = (const float *)saved.lse + local_row(&p, &block.s, block.h, block.i0);
+        float lse[S::rows / 32];
+#pragma unroll
+        for (int k = 0; k < S::rows / 32; k++)
+            lse[k] = from[min(32 * k + (int)threadIdx.x % 32, block.rows - 1)];
+        tell_block(sm, bar, block, lse, n, told++);
+    });
+    tell_block<S>(sm, bar, row_block(), {}, 0, told);
 }
 
 /* ------------------------------------------------------------------ the sweep */
@@ -122,12 +165,13 @@ static __device__ __forceinline__ bool sweep_tiles(row_gradients<S> &f, scale_su
                                                    float (&by)[2])
 {
     constexpr int in_flight = S::probed ? 2 : 1;
-    const int group = threadIdx.x / THREADS, own_tile = S::shared_rows ? 0 : group;
+    const int group = (int)warp_uniform(threadIdx.x / THREADS), own_tile = S::shared_rows ? 0 : group;
     tile_products<S> tile;
     for (; j < rows.last; j += S::keys, count++) {
-        typename S::type *const keys = sm.keys[count % S::key_stages];
-        const typename S::type *const values = sm.values[count % S::value_stages];
-        const auto *const decay = decay_of(sm.decay[count % S::key_stages]);
+        const unsigned stage = warp_uniform(count % S::key_stages);
+        typename S::type *const keys = sm.keys[stage];
+        const typename S::type *const values = sm.values[warp_uniform(count % S::value_stages)];
+        const auto *const decay = decay_of(sm.decay[stage]);
         const bool masked = j < rows.unmasked_begin || j + S::keys > rows.unmasked_end;
         ring_wait(bar.keys, count);
         if (j + S::keys > block.last) clear_tail_warpgroup<S::dim, S::keys>(keys, block.last - j);
@@ -136,55 +180,64 @@ static __device__ __forceinline__ bool sweep_tiles(row_gradients<S> &f, scale_su
         wgmma_wait<in_flight>();
         if (j > block.first) ring_release(bar.keys, count - 1);
         ring_wait(bar.values, count);
-        multiply_rows<S::dim>(tile.g, own.grad_o[own_tile], values, false);
+        multiply_rows<S::dim>(tile.g, own.tile[ROWS_GRAD_O][own_tile], values, false);
         wgmma_commit();
         pingpong_arrive(group);
+        if constexpr (S::roomy) add_operands(f, w); /* of the tile before, while products run */
         wgmma_wait<in_flight>();
         wgmma_results(tile.s);
         if constexpr (!S::scaled) {
             weights_of(tile.s, rows, decay, j);
-            if (masked) clear_unseen(tile.s, rows, j);
+            if (masked && !S::lean) clear_unseen(tile.s, rows, j);
         }
         wgmma_wait<0>();
         wgmma_results(tile.g);
         ring_release(bar.values, count);
         if constexpr (S::probed) wgmma_results(tile.u);
-        if (masked) {
+        if (masked && !S::lean) {
             clear_unseen(tile.g, rows, j);
             clear_unseen_probe(tile, rows, j);
         }
         float squares[2];
         probe_score_gradients<S>(tile.s, tile.g, tile.u, sums, rows, squares, decay, j);
-        const bool stops = S::folded && !within_half(tile, squares, by);
-        make_operands(w, tile);
+        if constexpr (S::lean) {
+            if (masked) clear_unseen(tile.s, rows, j);
+            if constexpr (S::folded) make_operands(w, tile); /* before it is known whether they will do */
+        }
+        const bool stops = S::folded && !within_half(tile, w, squares, by);
+        if (!(S::lean && S::folded) || stops) make_operands(w, tile);
         if (stops) return true;
-        add_operands(f, w);
+        if constexpr (!S::roomy) add_operands(f, w);
         issue_gradients(f, w, keys + own_columns<S>());
     }
     return false;
 }
 
-/* The whole sweep. */
-template <class S>
+/* The whole sweep; before_end() comes when the last products have been issued. */
+template <class S, class F>
 static __device__ __forceinline__ void sweep_rows(row_gradients<S> &f, scale_sums &sums,
                                                   given_backward_shared<S> &sm,
                                                   given_backward_barriers<S> &bar, const row_block &block,
-                                                  row_constants &rows, unsigned row_count, unsigned &count)
+                                                  row_constants &rows, unsigned row_count, unsigned &count,
+                                                  F before_end)
 {
     const given_backward_rows<S> &own = sm.rows[row_count % S::row_stages];
     tile_operands<S> w;
+    if constexpr (S::roomy) w = {};
     float by[2];
     int j = block.first;
     while (sweep_tiles(f, sums, sm, bar, block, rows, own, j, count, w, by)) {
         wgmma_wait<0>();
         wgmma_results(f);
         lower_lift(f, sums, rows, by);
-        add_operands(f, w);
+        if constexpr (!S::roomy) add_operands(f, w);
         issue_gradients(f, w, sm.keys[count % S::key_stages] + own_columns<S>());
         wgmma_wait<0>();
         wgmma_results(f);
         j += S::keys, count++;
     }
+    before_end();
+    if constexpr (S::roomy) add_operands(f, w);
     wgmma_wait<0>();
     wgmma_results(f);
     ring_release(bar.rows, row_count);
@@ -236,7 +289,7 @@ static __device__ __forceinline__ int64_t own_key(const row_block &block, const 
     return r.lo[row] > last ? 0 : at < r.lo[row] ? r.lo[row] : at < last ? at : last;
 }
 
-/* to = times (f - excess key), of the thread's channels from `column` on, of `channels`. excess: what
+/* Element `at` of `to` on: times (f - excess key), channels from `column` on, of `channels`. excess: what
  * rounding adds to a sum of weights; where keys have a common part, it would bring that part into the
  * gradient. `key` is one of those with weight: turned by position (RoPE), keys far away do not have that
  * part in common with them (RoPE-like data: error of dq 2e-3; 4e-3 with the first key). */
@@ -244,15 +297,25 @@ template <class S>
 static __device__ __forceinline__ void put_gradient(const float (&f)[S::columns / TILE_SIDE][8][4], int row,
                                                     float times, float excess,
                                                     const uint32_t (&key)[S::columns / 8],
-                                                    typename S::type *to, int column, int channels)
+                                                    const loam_view &to, int64_t at, bool stored, int column,
+                                                    int channels)
 {
+    typedef typename S::type T;
+    float2 x[S::columns / 8];
 #pragma unroll
     for (int n = 0; n < S::columns / 8; n++) {
-        const float2 own = unpack_pair<typename S::type>(key[n]);
+        const float2 own = unpack_pair<T>(key[n]);
         const float(&sum)[4] = f[n / 8][n % 8];
-        store_channels(to, column + column_of(n, 0), channels, times * (sum[2 * row] - excess * own.x),
-                       times * (sum[2 * row + 1] - excess * own.y));
+        x[n].x = times * (sum[2 * row] - excess * own.x);
+        x[n].y = times * (sum[2 * row + 1] - excess * own.y);
     }
+    store_row((T *)to.data + at, stored, rows_are_pieces(to, channels), column, channels, x);
+}
+
+/* The first of the warpgroup's columns of gradients. */
+template <class S> static __device__ __forceinline__ int first_column()
+{
+    return S::shared_rows ? (int)threadIdx.x / THREADS * S::columns : 0;
 }
 
 /* The thread's channels of own_key of its two rows, from `column` on. */
@@ -299,13 +362,9 @@ static __device__ __forceinline__ void put_rows(const row_gradients<S> &f, scale
                                                 const row_constants &rows, const loam_problem &p,
                                                 const loam_args &a, const local_saved &saved,
                                                 const row_arrays &arrays, const row_block &block,
-                                                const row_pair &r)
+                                                const row_pair &r, const uint32_t (&own)[2][S::columns / 8])
 {
-    typedef typename S::type T;
-    const int column = S::shared_rows ? (int)threadIdx.x / THREADS * S::columns : 0;
-    /* Loads come first: the compiler does not move them above stores. */
-    uint32_t own[2][S::columns / 8];
-    load_own_keys<S>(own, p, a, block, r, column);
+    const int column = first_column<S>();
     const float sink = p.sink ? ((const float *)a.sink)[block.h] : 0;
     row_scalars rec[2];
     int64_t at[2];
@@ -326,23 +385,22 @@ static __device__ __forceinline__ void put_rows(const row_gradients<S> &f, scale
         const float total = S::probed ? quad_sum(f.total[2 * row] + f.total[2 * row + 1]) : 0;
         const double scale = S::scaled ? scale_sum(sums, row, p) : 0;
         const float ds = S::decayed ? quad_sum(sums.total[row]) : 0;
-        if (!r.real[row]) continue;
         const int64_t token = block.s.q0 + block.i0 + r.at[row];
         /* sum ds in exact arithmetic: 0, or gbar times the mass of the sink. */
         const float expected = p.sink ? rows.gbar[row] * expf(sink - rec[row].lse) * lift : 0;
         if (a.grad_q.data) {
-            put_gradient<S>(f.dq, row, (float)p.scale * inverse, inner - expected, own[row],
-                            (T *)a.grad_q.data + LOCAL_AT(a.grad_q, block.s.b, block.h, token), column,
+            put_gradient<S>(f.dq, row, (float)p.scale * inverse, inner - expected, own[row], a.grad_q,
+                            LOCAL_AT(a.grad_q, block.s.b, block.h, token), r.real[row], column,
                             (int)p.dim_qk);
         }
         if constexpr (S::probed) {
             if (a.grad_probe.data) {
-                put_gradient<S>(f.drho, row, -inverse, total, own[row],
-                                (T *)a.grad_probe.data + LOCAL_AT(a.grad_probe, block.s.b, block.h, token),
-                                column, (int)p.dim_qk);
+                put_gradient<S>(f.drho, row, -inverse, total, own[row], a.grad_probe,
+                                LOCAL_AT(a.grad_probe, block.s.b, block.h, token), r.real[row], column,
+                                (int)p.dim_qk);
             }
         }
-        if (threadIdx.x % 4 == 0 && column == 0) {
+        if (r.real[row] && threadIdx.x % 4 == 0 && column == 0) {
             arrays.record[at[row]] = rec[row];
             if (S::scaled && a.grad_scale) arrays.sums.scale[at[row]] = scale;
             if (S::decayed) arrays.sums.inner[at[row]] = (double)ds;
@@ -368,6 +426,39 @@ static __device__ __forceinline__ row_pair given_rows_of(const loam_problem &p, 
     return r;
 }
 
+/* A block of a consumer warpgroup, number n, and its two rows with their lse. */
+struct given_block {
+    row_block block;
+    row_pair r;
+    float lse[2];
+    unsigned n;
+};
+
+/* The next block; false where there is none. */
+template <class S>
+static __device__ __forceinline__ bool next_block(given_block &x, given_backward_shared<S> &sm,
+                                                  given_backward_barriers<S> &bar, const loam_problem &p,
+                                                  const loam_args &a, const local_saved &saved,
+                                                  unsigned blocks, unsigned round)
+{
+    const float *lse;
+    if constexpr (S::stays) {
+        ring_wait(bar.tasks, round);
+        const given_backward_task<S> &task = sm.task[round % TASKS];
+        x.block = task.block, x.n = task.number, lse = task.lse;
+    } else {
+        x.n = block_of_round(blocks, round);
+        if (x.n >= blocks) return false;
+        x.block = row_block_at<S::rows>(p, a, x.n);
+        lse = (const float *)saved.lse + local_row(&p, &x.block.s, x.block.h, x.block.i0);
+    }
+    if (x.block.rows <= 0) return false;
+    x.r = given_rows_of<S>(p, x.block);
+    x.lse[0] = lse[line_of(x.block, x.r, 0)], x.lse[1] = lse[line_of(x.block, x.r, 1)];
+    if constexpr (S::stays) ring_release(bar.tasks, round);
+    return true;
+}
+
 /* All blocks of a consumer warpgroup. */
 template <class S>
 static __device__ __forceinline__ void consume_rows(given_backward_shared<S> &sm,
@@ -376,26 +467,28 @@ static __device__ __forceinline__ void consume_rows(given_backward_shared<S> &sm
                                                     const row_arrays &arrays, unsigned blocks)
 {
     const int group = S::shared_rows ? 0 : (int)threadIdx.x / THREADS;
-    unsigned row_count = 0, count = 0;
-    for (unsigned round = 0; has_round<S::stays>(blocks, round); round++) {
-        const unsigned n = block_of_round(blocks, round);
-        if (n >= blocks) continue;
-        const row_block block = row_block_at<S::rows>(p, a, n);
-        if (block.rows <= 0) continue;
-        const row_pair r = given_rows_of<S>(p, block);
-        row_constants rows = row_constants_of<S>(sm.rows[row_count % S::row_stages].grad_o[group], bar.rows,
-                                                 row_count, p, saved, block, r);
+    unsigned count = 0;
+    for (unsigned round = 0; S::stays || has_round<false>(blocks, round); round++) {
+        given_block x;
+        if (!next_block(x, sm, bar, p, a, saved, blocks, round)) break;
+        row_constants rows = row_constants_of<S>(sm.rows[round % S::row_stages].tile[ROWS_GRAD_O][group], sm,
+                                                 bar, round, p, saved, x.block, x.r, x.lse);
         if constexpr (S::decayed) {
-            const local_decay_pair *const sums = decay_sums(a, block.s, block.h);
-            rows.first_odd = (int)(decay_origin(a, block.s, block.h) % 2);
+            const local_decay_pair *const sums = decay_sums(a, x.block.s, x.block.h);
+            rows.first_odd = (int)(decay_origin(a, x.block.s, x.block.h) % 2);
             rows.decay[0] = row_decay(sums, rows.hi[0]), rows.decay[1] = row_decay(sums, rows.hi[1]);
         }
         scale_sums sums = {};
         if (S::scaled) sums = scale_sums_begin(rows, p);
         row_gradients<S> f = {};
-        sweep_rows(f, sums, sm, bar, block, rows, row_count++, count);
-        put_rows(f, sums, rows, p, a, saved, arrays, block, r);
-        if constexpr (S::folded) put_falls<S>(rows, p, arrays, block, n);
+        uint32_t own[2][S::columns / 8];
+        /* The loads are under way while the last products are, where there are registers for it. */
+        sweep_rows(f, sums, sm, bar, x.block, rows, round, count, [&]() {
+            if constexpr (S::roomy) load_own_keys<S>(own, p, a, x.block, x.r, first_column<S>());
+        });
+        if constexpr (!S::roomy) load_own_keys<S>(own, p, a, x.block, x.r, first_column<S>());
+        put_rows(f, sums, rows, p, a, saved, arrays, x.block, x.r, own);
+        if constexpr (S::folded) put_falls<S>(rows, p, arrays, x.block, x.n);
     }
 }
 
@@ -406,27 +499,30 @@ __global__ void __launch_bounds__(GIVEN_THREADS, 1)
                              const __grid_constant__ given_backward_maps maps)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
-    __shared__ given_backward_barriers<S> bar;
     given_backward_shared<S> &sm = *(given_backward_shared<S> *)swizzled_memory;
+    given_backward_barriers<S> &bar = sm.barriers;
+    launch_dependents();
     if (threadIdx.x == 0) {
         ring_init(bar.rows, GIVEN_GROUPS * 4);
         ring_init(bar.keys, GIVEN_GROUPS * 4);
         ring_init(bar.values, GIVEN_GROUPS * 4);
+        ring_init(bar.tasks, GIVEN_GROUPS * 4);
+        ring_init(bar.saved, GIVEN_GROUPS * 4);
         fence_async_proxy();
     }
     __syncthreads();
     if (threadIdx.x >= GIVEN_GROUPS * THREADS) {
-        registers_release<24>();
+        registers_release<S::stays ? 40 : 24>();
+        if (S::stays && threadIdx.x / 32 == GIVEN_GROUPS * 4 + 1) tell_blocks(sm, bar, p, a, saved, blocks);
         if (threadIdx.x != GIVEN_GROUPS * THREADS) return;
         unsigned row_count = 0, count = 0;
         for_each_block<S::stays>(blocks, [&](unsigned n) {
             const row_block block = row_block_at<S::rows>(p, a, n);
             if (block.rows <= 0) return;
-            if (S::stays && row_count > 0) prefetch_saved<S>(p, saved, block);
-            produce_block(sm, bar, maps, a, block, row_count++, count);
+            produce_block(sm, bar, maps, p, a, saved, block, row_count++, count);
         });
     } else {
-        registers_acquire<240>();
+        registers_acquire<S::stays ? 232 : 240>();
         if (threadIdx.x >= THREADS) pingpong_arrive(1);
         consume_rows(sm, bar, p, a, saved, arrays, blocks);
     }
@@ -473,7 +569,7 @@ static loam_status launch_decayed(const loam_problem *p, const loam_args *a, con
     if constexpr (DIM == 64) {
         typedef given_backward<T, DIM, PROBED, SCALED, false, true> S;
         bool stay = false;
-        TRY(blocks_stay(&stay, p, p->len_q, row_blocks<S>(p), error));
+        TRY(blocks_stay(&stay, p, p->len_q, INT64_MAX, row_blocks<S>(p), error));
         if (stay) return launch<S>(p, a, rows, error);
     }
     return launch<given_backward<T, DIM, PROBED, SCALED, false, false>>(p, a, rows, error);

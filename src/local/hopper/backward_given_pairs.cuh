@@ -12,6 +12,7 @@
 enum {
     GIVEN_GROUPS = 2,
     GIVEN_THREADS = (GIVEN_GROUPS + 1) * THREADS,
+    TASKS = 2, /* blocks that are told ahead */
 };
 
 /* Weights of float16 are raised by so many powers of 2 at first: that, and how far rows lower it, is their
@@ -43,28 +44,46 @@ template <class T, int DIM, bool PROBED, bool SCALED, bool DECAYED, bool STAYS> 
                                       : PROBED || DIM == 64 ? 4
                                                             : 2,
                          value_stages = key_stages == 3 ? 2 : key_stages;
+    /* Nothing but dq is wanted: pairs that are not seen may then be NaN until their ds becomes 0. And there
+     * are registers for the weights of a tile during the products of the next, and for own keys. */
+    static constexpr bool lean = !PROBED && !SCALED && !DECAYED, roomy = lean && DIM <= 192;
     static constexpr int row_tiles = PROBED ? 3 : 2;
     static constexpr int row_stages = STAYS ? 2 : 1; /* blocks whose rows are in shared memory at once */
+    /* Of `saved`, arrays that bulk copies bring. */
+    static constexpr int copied = STAYS ? row_tiles - 1 : 0;
 };
 
-/* Rows of a block. */
+/* Rows of a block: queries, do, the probe. */
+enum { ROWS_Q, ROWS_GRAD_O, ROWS_PROBE };
+
 template <class S> struct given_backward_rows {
-    typedef typename S::type T;
-    alignas(1024) T query[S::groups][S::dim * TILE_SIDE];
-    T grad_o[S::groups][S::dim * TILE_SIDE];
-    T probe[S::probed ? S::groups : 1][S::probed ? S::dim * TILE_SIDE : TILE_SIDE * 8];
+    alignas(1024) typename S::type tile[S::row_tiles][S::groups][S::dim * TILE_SIDE];
+};
+
+/* A block, as a warp of the producers tells the consumers, and lse of its rows. No rows: there are no more
+ * blocks. */
+template <class S> struct given_backward_task {
+    row_block block;
+    unsigned number;
+    float lse[S::rows];
+};
+
+template <class S> struct given_backward_barriers {
+    ring_barriers<TASKS> tasks;
+    ring_barriers<1> saved;
+    ring_barriers<S::row_stages> rows;
+    ring_barriers<S::key_stages> keys;
+    ring_barriers<S::value_stages> values;
 };
 
 template <class S> struct given_backward_shared {
     given_backward_rows<S> rows[S::row_stages];
     typename S::type keys[S::key_stages][S::dim * S::keys], values[S::value_stages][S::dim * S::keys];
     decay_tile<S::decayed, S::keys> decay[S::key_stages];
-};
-
-template <class S> struct given_backward_barriers {
-    ring_barriers<S::row_stages> rows;
-    ring_barriers<S::key_stages> keys;
-    ring_barriers<S::value_stages> values;
+    /* Where thread blocks stay: vbar and vbar - o of the rows of a block, dense. */
+    alignas(16) float saved[S::copied > 0 ? S::copied : 1][S::copied > 0 ? S::rows *S::dim : 4];
+    given_backward_task<S> task[S::stays ? TASKS : 1];
+    given_backward_barriers<S> barriers;
 };
 
 /* ------------------------------------------------------------------ the rows of a thread */
@@ -143,13 +162,24 @@ static __device__ __forceinline__ float grad_o_product(const typename S::type *g
     return quad_sum(sum);
 }
 
+/* Whether bulk copies bring vbar and vbar - o: rows of whole pieces of 16 bytes. */
+template <class S> static __device__ __forceinline__ bool saved_is_copied(const loam_problem &p)
+{
+    return S::copied > 0 && p.dim_v % 4 == 0;
+}
+
+/* The row of the block that the thread reads: rows beyond the sequence read the last one, to no effect. */
+static __device__ __forceinline__ int line_of(const row_block &block, const row_pair &r, int row)
+{
+    return r.real[row] ? r.at[row] : block.rows - 1;
+}
+
 /* The constants of a warpgroup's rows; waits for the tile of do. */
 template <class S>
-static __device__ __forceinline__ row_constants row_constants_of(const typename S::type *grad_o,
-                                                                 ring_barriers<S::row_stages> &ring,
-                                                                 unsigned row_count, const loam_problem &p,
-                                                                 const local_saved &saved,
-                                                                 const row_block &block, const row_pair &r)
+static __device__ __forceinline__ row_constants
+row_constants_of(const typename S::type *grad_o, const given_backward_shared<S> &sm,
+                 given_backward_barriers<S> &bar, unsigned row_count, const loam_problem &p,
+                 const local_saved &saved, const row_block &block, const row_pair &r, const float (&lse)[2])
 {
     constexpr int ahead = S::dim > 128 ? 4 : S::dim / 16; /* of the shares, loaded while the tile is copied */
     row_constants rows;
@@ -163,27 +193,35 @@ static __device__ __forceinline__ row_constants row_constants_of(const typename 
     rows.unmasked_begin = (int)lo, rows.unmasked_end = left < TILE_SIDE ? 0 : (int)to,
     rows.last = (int)(last > to ? last : to);
     rows.scale2 = (float)(p.scale * 1.4426950408889634);
+    asm("" : "+f"(rows.scale2)); /* else the compiler multiplies in float64 again for each tile */
     float4 vbar[2][ahead], value_shift[S::probed ? 2 : 1][ahead];
+    const bool copied = saved_is_copied<S>(p);
+    if (copied) ring_wait(bar.saved, row_count);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        /* Rows beyond the sequence read the last row, to no effect. */
-        at[row] = local_row(&p, &block.s, block.h, block.i0 + (r.real[row] ? r.at[row] : block.rows - 1));
-        load_row(vbar[row], saved.vbar, at[row], p.dim_v, 0);
-        rows.lse[row] = finite_or_zero(((const float *)saved.lse)[at[row]]);
+        const int line = line_of(block, r, row);
+        at[row] = local_row(&p, &block.s, block.h, block.i0 + line);
         rows.one_plus_tbar[row] = 0;
         if constexpr (S::probed) {
-            load_row(value_shift[row], saved.value_shift, at[row], p.dim_v, 0);
             rows.one_plus_tbar[row] = 1 + ((const float *)saved.tbar)[2 * at[row]] +
                                       ((const float *)saved.tbar)[2 * at[row] + 1];
         }
+        if (copied) {
+            load_row(vbar[row], sm.saved[0], line, p.dim_v, 0);
+            if constexpr (S::probed) load_row(value_shift[row], sm.saved[S::copied - 1], line, p.dim_v, 0);
+        } else {
+            load_row(vbar[row], saved.vbar, at[row], p.dim_v, 0);
+            if constexpr (S::probed) load_row(value_shift[row], saved.value_shift, at[row], p.dim_v, 0);
+        }
     }
-    ring_wait(ring, row_count);
+    ring_wait(bar.rows, row_count);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const int line = r.at[row] % TILE_SIDE;
         const float gbar = grad_o_product<S>(grad_o, line, vbar[row], saved.vbar, at[row], p.dim_v);
         rows.lo[row] = r.lo[row], rows.hi[row] = r.hi[row];
         rows.lift[row] = S::folded ? GIVEN_RAISE : 0, rows.most2 = 0;
+        rows.lse[row] = finite_or_zero(lse[row]);
         rows.lse2[row] = rows.lse[row] * 1.44269504f - rows.lift[row];
         rows.gbar[row] = r.real[row] ? gbar : 0;
         rows.e[row] = 0;
@@ -193,6 +231,7 @@ static __device__ __forceinline__ row_constants row_constants_of(const typename 
             rows.e[row] = r.real[row] ? e : 0;
         }
     }
+    if (copied) ring_release(bar.saved, row_count);
     return rows;
 }
 
@@ -273,7 +312,7 @@ static __device__ __forceinline__ void probe_score_gradients(float (&s)[BLOCKS][
                 ds = ds * beside + p * rows.e[row];
             }
             s[n][e] = ds;
-            if constexpr (S::folded) squares[row] += ds * ds;
+            if constexpr (S::folded && !S::lean) squares[row] += ds * ds;
             if constexpr (S::decayed) sum.total[row] += ds;
             if constexpr (S::scaled) {
                 const float y = seen ? clamp_score(x) - sum.middle[row] : 0;
@@ -333,10 +372,10 @@ static __device__ __forceinline__ void issue_scores(tile_products<S> &tile,
                                                     const given_backward_rows<S> &rows, int group,
                                                     const typename S::type *keys)
 {
-    multiply_rows<S::dim>(tile.s, rows.query[group], keys, false);
+    multiply_rows<S::dim>(tile.s, rows.tile[ROWS_Q][group], keys, false);
     wgmma_commit();
     if constexpr (S::probed) {
-        multiply_rows<S::dim>(tile.u, rows.probe[group], keys, false);
+        multiply_rows<S::dim>(tile.u, rows.tile[ROWS_PROBE][group], keys, false);
         wgmma_commit();
     }
 }
@@ -396,21 +435,26 @@ static __device__ __forceinline__ void add_operands(row_gradients<S> &f, const t
     if constexpr (S::probed) add_rounded(f.total, w.error);
 }
 
-/* With float16: are the operands of all rows of the warpgroup within its range? They are of numbers whose
- * squares in this thread add up to `squares` in each row. Else s and g are scaled by `by`, where the row
- * needs it. */
+/* With float16: are the operands of all rows of the warpgroup within its range? They are `w` where nothing
+ * but dq is wanted, else of numbers whose squares in this thread add up to `squares` in each row, which needs
+ * fewer registers. If not, s and g are scaled by `by`, where the row needs it. */
 template <class S>
-static __device__ __forceinline__ bool within_half(tile_products<S> &tile, const float (&squares)[2],
-                                                   float (&by)[2])
+static __device__ __forceinline__ bool within_half(tile_products<S> &tile, const tile_operands<S> &w,
+                                                   const float (&squares)[2], float (&by)[2])
 {
-    constexpr float most = 0x1p30f;
-    if (!named_barrier_or<THREADS>(vote_barrier(), !(fmaxf(squares[0], squares[1]) < most / 4))) return true;
+    constexpr float most = 0x1p15f;
+    bool beyond;
+    if constexpr (S::lean)
+        beyond = reaches_half_limit(w.ds.part[0]);
+    else
+        beyond = !(fmaxf(squares[0], squares[1]) < most * most / 4);
+    if (!named_barrier_or<THREADS>(vote_barrier(), beyond)) return true;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         /* All lanes shuffle, whatever their rows need. */
-        const float sum = quad_sum(squares[row]), ds = row_largest(tile.s, row),
+        const float sum = S::lean ? 0 : quad_sum(squares[row]), ds = row_largest(tile.s, row),
                     largest = S::probed ? fmaxf(ds, row_largest(tile.g, row)) : ds;
-        by[row] = sum < most ? 1 : half_fall(largest);
+        by[row] = (S::lean ? largest < most : sum < most * most) ? 1 : half_fall(largest);
     }
     scale_rows(tile.s, by);
     if constexpr (S::probed) scale_rows(tile.g, by);

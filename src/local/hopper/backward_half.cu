@@ -1,35 +1,40 @@
 /* SPDX-License-Identifier: MIT
  *
  * Backward of Local Linear Attention on Hopper for float16: y, the solution of the adjoint system (Cov +
- * Lambda) y = drho, of 64 rows at a time, by the launches of backward_rows.cu. Operands are fp16: keys and
- * values are copies in powers of two of a head (half_copy.cuh), queries, do and directions have those of a
- * row, and weights p (g - gbar) one by Cauchy and Schwarz, for p at most 1. So no operand leaves the
- * range of fp16, and a weight is off by 2^-25 where the largest that there could be is 2^15.
+ * Lambda) y = drho, of 64 rows at a time, by the launches of backward_rows.cu. Operands are fp16 throughout:
+ * keys and values are copies in powers of two of a head (half_copy.cuh), queries, do and directions have
+ * those of a row, and weights p (g - gbar) one by Cauchy and Schwarz, for p at most 1. So no operand leaves
+ * the range of fp16, and a weight is off by 2^-25 where the largest that there could be is 2^15.
  *
- * One part, where rows see many keys, leaves a residual of about 2^-11. Each block ends with the true
- * residual of its rows; what misses goes to two parts, then to row matrices, then to float64. What follows
- * from y is for query_kernel and key_kernel of cuda/.
+ * One part, where rows see many keys and their probes have one part, leaves a residual of about 2^-11; y is
+ * then rounded to one part. Each block ends with the sweep of backward_solved.cuh, which finds the true
+ * residual of its rows; what misses goes to two parts, then to row matrices, then to float64.
  */
 #include "src/local/hopper/backward_first.cuh"
 #include "src/local/hopper/backward_plan.cuh"
-#include "src/local/hopper/backward_solution.cuh"
+#include "src/local/hopper/backward_solved.cuh"
 
 template <int DIM, bool DECAYED> using half_system = pairs_system<DIM, DECAYED, __half>;
 template <int DIM, bool DECAYED> using half_rows_system = rows_system<DIM, DECAYED, __half>;
 
 /* ------------------------------------------------------------------ before the solve */
 
-/* The mean keys into the scratch, in units of the keys. */
+/* The mean keys into the scratch, in units of the keys. True where a probe of the thread's rows has two
+ * parts. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void load_mean_keys(const half_rows_system<DIM, DECAYED> &rs)
+static __device__ __forceinline__ bool load_mean_keys(const half_rows_system<DIM, DECAYED> &rs)
 {
+    bool two_parts = false;
     const lane_vector kbar = rs.sys.vector(VECTOR_KBAR);
     const float key = power_inverse(rs.sys.units.key);
 #pragma unroll 8
     for (int n = 0; n < DIM / 4; n++) {
-        const float2 mean = rs.key_pair(rs.all.saved.kbar, n % 2, column_of(n / 2, 0));
+        const float2 mean = rs.key_pair(rs.all.saved.kbar, n % 2, column_of(n / 2, 0)),
+                     rho = rs.key_pair(rs.all.saved.rho, n % 2, column_of(n / 2, 0));
+        two_parts |= one_part(rho.x) != rho.x || one_part(rho.y) != rho.y;
         kbar.put(2 * n, key * mean.x), kbar.put(2 * n + 1, key * mean.y);
     }
+    return two_parts;
 }
 
 /* do, in the place of the direction, becomes fp16 in units of its rows. gbar = do . vbar in the unit of the
@@ -78,9 +83,9 @@ static __device__ __forceinline__ void load_lse(const half_rows_system<DIM, DECA
 }
 
 /* From do to drho, which becomes b of the solve, scaled to about 1; x = 0. The weights of the rows, and which
- * of them have a ridge and fit fp16. */
+ * of them have a ridge and fit fp16. False where one part is not enough for a probe. */
 template <int PARTS, int DIM, bool DECAYED>
-static __device__ __forceinline__ void first_sweep(half_system<DIM, DECAYED> &sys, row_ridge &ridge,
+static __device__ __forceinline__ bool first_sweep(half_system<DIM, DECAYED> &sys, row_ridge &ridge,
                                                    adjoint_rows &rows, const rows_launch &all,
                                                    rows_count &count, float (&f)[DIM / TILE_SIDE][8][4])
 {
@@ -88,7 +93,8 @@ static __device__ __forceinline__ void first_sweep(half_system<DIM, DECAYED> &sy
     float exponent[2];
     {
         const half_rows_system<DIM, DECAYED> rs(sys, all, count);
-        load_mean_keys(rs);
+        const bool two_parts = load_mean_keys(rs);
+        if (PARTS == 1 && __syncthreads_or(two_parts)) return false;
         load_lse(rs, rows);
         load_gradients(rs, rows, sum.gbar, exponent);
     }
@@ -96,7 +102,8 @@ static __device__ __forceinline__ void first_sweep(half_system<DIM, DECAYED> &sy
     for (int row = 0; row < 2; row++)
         sys.weight_log2[row] = exponent[row], sys.lse2[row] = rows.lse2[row] - exponent[row];
     sys.lse_exact = __syncthreads_and(fabsf(rows.lse2[0]) < EXACT_LSE && fabsf(rows.lse2[1]) < EXACT_LSE);
-    probe_gradient_sweep<PARTS>(f, half_rows_system<DIM, DECAYED>(sys, all, count), sum, true);
+    const bool peak = PARTS == 2 || all.p.ridge_unit == LOAM_RIDGE_MAX;
+    probe_gradient_sweep<PARTS>(f, half_rows_system<DIM, DECAYED>(sys, all, count), sum, peak);
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
 #pragma unroll
     for (int n = 0; n < DIM / 2; n++) {
@@ -108,10 +115,13 @@ static __device__ __forceinline__ void first_sweep(half_system<DIM, DECAYED> &sy
         const float unit = rows.grad[row] * sys.units.value * power_of_two(-exponent[row]);
         rows.rest[row] = unit * sum.rest[row], rows.b_unit[row] = unit * sys.units.key;
         rows.peak[row] = sum.peak[row];
-        rows.largest[row] = rows.peak[row] < 0 ? 0 : exp2_fast(fminf(sum.best[row] - rows.lse2[row], 0));
+        rows.largest[row] = !peak                ? power_of_two(-exponent[row]) * sum.best[row]
+                            : rows.peak[row] < 0 ? 0
+                                                 : exp2_fast(fminf(sum.best[row] - rows.lse2[row], 0));
     }
     set_weights(sys, rows.lse2, rows.largest);
     ridge = ridge_in_units(all.p, all.a, sys.block, sys.r, sys.units, rows.largest);
+    return true;
 }
 
 /* drho becomes b of the solve, scaled to about 1; x = 0. */
@@ -134,6 +144,19 @@ static __device__ __forceinline__ void start_adjoint(const half_system<DIM, DECA
 
 /* ------------------------------------------------------------------ row matrices */
 
+/* What the place of a block on a list has of the adjoint solve. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void put_adjoint_rows(const half_system<DIM, DECAYED> &sys,
+                                                        const rows_launch &all, const cg_rows &cg,
+                                                        const adjoint_rows &rows)
+{
+    if (threadIdx.x % 4 != 0) return;
+#pragma unroll
+    for (int row = 0; row < 2; row++)
+        all.heavy->adjoint[sys.sm.listed * ROWS + sys.r.at[row]] = { rows.rest[row], rows.peak[row],
+                                                                     cg.unit[row] * rows.b_unit[row] };
+}
+
 /* Leaves the adjoint solve of a block to row matrices. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void put_adjoint(const half_system<DIM, DECAYED> &sys,
@@ -143,119 +166,96 @@ static __device__ __forceinline__ void put_adjoint(const half_system<DIM, DECAYE
     const solve_launch solve = { all.p, all.a, all.saved, all.work, all.maps.all, all.copy, all.heavy };
     const row_weight weight[2] = { { rows.lse2[0], rows.largest[0] }, { rows.lse2[1], rows.largest[1] } };
     put_listed<DIM>(sys.sm, solve, sys.r, weight, sys.vector(VECTOR_KBAR), 1, sys.vector(VECTOR_B));
-    if (threadIdx.x % 4 != 0) return;
-#pragma unroll
-    for (int row = 0; row < 2; row++)
-        all.heavy->adjoint[sys.sm.listed * ROWS + sys.r.at[row]] = { rows.rest[row], rows.peak[row],
-                                                                     cg.unit[row] * rows.b_unit[row] };
-}
-
-/* Takes up a block that they have solved: its solution, in units of the keys, and its right side. */
-template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void load_adjoint(half_system<DIM, DECAYED> &sys, row_ridge &ridge,
-                                                    adjoint_rows &rows, cg_rows &cg, const rows_launch &all,
-                                                    rows_count &count)
-{
-    const heavy_work &heavy = *all.heavy;
-    const float *const from = heavy.vectors + sys.sm.listed * listed_vectors<DIM> + threadIdx.x;
-    const lane_vector x = sys.vector(VECTOR_X), b = sys.vector(VECTOR_B);
-    const float square = sys.units.key * sys.units.key;
-    float bb[2] = { 0, 0 };
-    load_mean_keys(half_rows_system<DIM, DECAYED>(sys, all, count));
-#pragma unroll 8
-    for (int n = 0; n < DIM / 2; n++) {
-        const float at = from[listed_vector<DIM> + n * THREADS];
-        x.put(n, square * from[n * THREADS]), b.put(n, at);
-        bb[n / 2 % 2] += at * at;
-    }
-    cg = {};
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        const int64_t line = sys.sm.listed * ROWS + sys.r.at[row];
-        const adjoint_row own = heavy.adjoint[line];
-        const row_weight weight = heavy.weight[line];
-        rows.rest[row] = own.rest, rows.peak[row] = own.peak, rows.b_unit[row] = own.unit;
-        rows.lse2[row] = weight.lse2, rows.largest[row] = weight.largest;
-        cg.unit[row] = 1, cg.bb[row] = quad_sum(bb[row]);
-    }
-    set_weights(sys, rows.lse2, rows.largest);
-    ridge = ridge_in_units(all.p, all.a, sys.block, sys.r, sys.units, rows.largest);
-    put_ridge(sys);
+    put_adjoint_rows(sys, all, cg, rows);
 }
 
 /* ------------------------------------------------------------------ from the solution on */
 
-/* The solution becomes the direction, in PARTS parts: `hard`, the rows that see keys and whose true residual
- * then misses. */
-template <int PARTS, int DIM, bool DECAYED>
-static __device__ __forceinline__ row_direction check_rows(const half_system<DIM, DECAYED> &stored,
-                                                           const cg_rows &cg, const bool (&wanted)[2],
-                                                           const cg_tolerance &tolerance, bool (&hard)[2])
+/* Rows that fp16 cannot hold, and those whose ridge is too small, have y = 0 here and are for float64. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ bool solved_here(const half_system<DIM, DECAYED> &sys,
+                                                   const row_ridge &ridge, const cg_rows &cg,
+                                                   const bool (&wanted)[2], int row)
 {
-    const row_pair r = stored.r;
-    const row_ridge ridge = stored.ridge;
-    const half_system<DIM, DECAYED> sys = system_in_registers(stored, r, ridge);
-    const lane_vector b = sys.vector(VECTOR_B);
-    float y[DIM / TILE_SIDE][8][4], error2[2] = { 0, 0 }, residual;
-    row_direction own = {};
-    direction_from_solution<PARTS>(sys, y, own);
-    compute_image<PARTS>(y, sys, own);
-#pragma unroll
-    for (int n = 0; n < DIM / 2; n++) {
-        const float rest = b.get(n) - y[n / 32][n / 4 % 8][n % 4];
-        error2[n / 2 % 2] += rest * rest;
-    }
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        const bool good = accepted(cg, tolerance, row, quad_sum(error2[row]), &residual) &&
-                          sys.ridge.least[row] > BLOCK_LEAST_RIDGE * cg.most[row];
-        hard[row] = sys.r.lo[row] < sys.r.hi[row] && !(wanted[row] && good);
-    }
-    return own;
+    return wanted[row] && ridge.least[row] > BLOCK_LEAST_RIDGE * cg.most[row];
 }
 
-/* Writes y, which is the direction, and what query_kernel wants to know; hard rows go on the list for
- * float64. */
-template <int PARTS, int DIM, bool DECAYED>
-static __device__ __forceinline__ void put_rows(const half_rows_system<DIM, DECAYED> &rs, const cg_rows &cg,
-                                                const row_direction &own, const adjoint_rows &rows,
-                                                const bool (&hard)[2])
+/* Leaves a block whose solve has ended to rows_solved_kernel. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void put_ended(const half_system<DIM, DECAYED> &sys, const row_ridge &ridge,
+                                                 const rows_launch &all, const cg_rows &cg,
+                                                 const adjoint_rows &rows, const bool (&wanted)[2],
+                                                 int64_t blocks)
 {
-    const loam_problem &p = rs.sys.p;
-    const float inverse = power_inverse(rs.sys.units.key);
-    const bool by_max = p.ridge_unit == LOAM_RIDGE_MAX;
-    float unit[2];
+    const float inverse = power_inverse(sys.units.key);
+    const row_weight weight[2] = { { rows.lse2[0], rows.largest[0] }, { rows.lse2[1], rows.largest[1] } };
+    float scale[2];
 #pragma unroll
     for (int row = 0; row < 2; row++)
-        unit[row] = hard[row] ? 0 : cg.unit[row] * rows.b_unit[row] * own.unit[row] * inverse * inverse;
-#pragma unroll 4
-    for (int n = 0; n < DIM / 4; n++) {
-        const int row = n % 2, c = column_of(n / 2, 0);
-        const float2 y = direction_pair<PARTS>(rs.sys, n / 2, 2 * row);
-        if (rs.r.real[row])
-            save_pair(rs.all.arrays.y, rs.line(row), c, p.dim_qk, unit[row] * y.x, unit[row] * y.y);
+        scale[row] = solved_here(sys, ridge, cg, wanted, row) ? inverse * inverse : 0;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        const int64_t n = (int64_t)atomicAdd(all.ended->count, 1ull);
+        all.ended->block[n] = (int32_t)sys.sm.block, sys.sm.listed = blocks - 1 - n;
+    }
+    __syncthreads();
+    put_place<DIM>(*all.heavy, sys.sm.listed, sys.r, weight, sys.vector(VECTOR_X), scale,
+                   sys.vector(VECTOR_B));
+    put_adjoint_rows(sys, all, cg, rows);
+}
+
+/* y, from the solution in the scratch, rounded to PARTS, and do, which lies in its stage. */
+template <int PARTS> struct scratch_source {
+    const row_pair &r;
+    lane_vector x;
+    float unit[2]; /* of x */
+    const __half *grad_o;
+
+    __device__ __forceinline__ float2 y(int n, int e) const
+    {
+        const float2 y = { unit[e / 2] * x.get(4 * n + e), unit[e / 2] * x.get(4 * n + e + 1) };
+        return PARTS == 1 ? make_float2(one_part(y.x), one_part(y.y)) : y;
+    }
+    __device__ __forceinline__ float2 grad(int n, int e) const { return wide_pair(grad_o, r, n, e, true); }
+};
+
+/* Completes a block whose solve has ended. */
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ bool finish_rows(half_system<DIM, DECAYED> &sys, row_ridge &ridge,
+                                                   const rows_launch &all, rows_count &count,
+                                                   const cg_rows &cg, const adjoint_rows &rows,
+                                                   const bool (&wanted)[2])
+{
+    __half *const grad_o = sys.sm.stage[pair_stages<DIM>::grad_o];
+    const float inverse = power_inverse(sys.units.key);
+    const bool by_max = all.p.ridge_unit == LOAM_RIDGE_MAX;
+    const float ridge_unit[2] = { by_max ? rows.largest[0] : 1, by_max ? rows.largest[1] : 1 };
+    scratch_source<PARTS> source = { sys.r, sys.vector(VECTOR_X), {}, grad_o };
+    float bb[2];
+    adjoint_row own[2];
+    if (threadIdx.x == 0) {
+        barrier_expect(&sys.sm.query_full, DIM * TILE_SIDE * 2);
+        load_row_tile(sys, grad_o, all.maps.grad_o);
     }
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        if (!rs.r.real[row] || threadIdx.x % 4 != 0) continue;
-        row_scalars rec = {};
-        rec.gbar_rest = rows.rest[row], rec.peak = rows.peak[row];
-        rec.unit = by_max ? rows.largest[row] : 1;
-        rs.all.arrays.record[rs.line(row)] = rec;
-        if (hard[row]) {
-            const hard_row left = { rs.sys.sm.block, rs.r.at[row], cg.iterations[row] };
-            rs.all.work.hard[atomicAdd(rs.all.work.hard_count, 1ull)] = left;
-        }
+        const bool solved = solved_here(sys, ridge, cg, wanted, row);
+        const float unit = cg.unit[row] * rows.b_unit[row];
+        own[row] = { rows.rest[row], rows.peak[row], unit };
+        source.unit[row] = solved ? unit * inverse * inverse : 0;
+        bb[row] = cg.bb[row] * unit * unit;
     }
+    ridge = row_ridge_of(all.p, all.a, sys.block, sys.r, ridge_unit);
+    put_ridge(sys);
+    barrier_wait(&sys.sm.query_full, count.rows++ % 2);
+    return finish_solution<PARTS>(sys, all, count, source, own, rows.lse2, rows.largest, bb);
 }
 
-/* As in forward where gradients follow, but that one part is accepted at a larger residual: its error enters
- * the gradients once. SOLVED: by row matrices. */
-template <int PARTS, int DIM, bool SOLVED> static __device__ __forceinline__ cg_tolerance half_tolerance()
+/* In one part as in bf16, in two as in forward where gradients follow. */
+template <int PARTS, int DIM> static __device__ __forceinline__ cg_tolerance half_tolerance()
 {
-    return SOLVED       ? cg_tolerance{ 0, 0, 3.5e-3f, 0, 0, true, 0 }
-           : PARTS == 1 ? cg_tolerance{ 6e-3f, 3e-3f, 3e-2f, 8, 0.62f, false, 0 }
-                        : cg_tolerance{ 3e-4f, 3e-4f, 1e-2f, 28, 0, false, DIM == 64 ? 64.0f : 96.0f };
+    return PARTS == 1 ? cg_tolerance{ 8e-3f, 8e-3f, 3e-2f, 8, 0.62f, false, 0 }
+                      : cg_tolerance{ 3e-4f, 3e-4f, 1e-2f, 28, 0, false, DIM == 64 ? 64.0f : 96.0f };
 }
 
 /* Queries of the block by bulk copy, and do in the place of the direction. */
@@ -271,10 +271,10 @@ static __device__ __forceinline__ void load_block_rows(half_system<DIM, DECAYED>
     barrier_wait(&sys.sm.query_full, count.rows++ % 2);
 }
 
-/* Computes y of the block in PARTS parts, or leaves it to row matrices; false where PARTS is not enough. */
-template <int PARTS, int DIM, bool DECAYED, bool SOLVED>
+/* Computes the block in PARTS parts, or leaves it to row matrices; false where PARTS is not enough. */
+template <int PARTS, int DIM, bool DECAYED>
 static __device__ __forceinline__ bool half_block(pairs_shared<DIM, __half> &sm, rows_count &count,
-                                                  const rows_launch &all, float *scratch)
+                                                  const rows_launch &all, float *scratch, int64_t blocks)
 {
     const row_block &block = sm.rows;
     row_pair r_storage = row_pair_of(all.p, block);
@@ -288,34 +288,29 @@ static __device__ __forceinline__ bool half_block(pairs_shared<DIM, __half> &sm,
     adjoint_rows &rows = in_memory(rows_storage);
     cg_rows k_storage;
     cg_rows &cg = in_memory(k_storage);
-    const cg_tolerance tolerance = half_tolerance<PARTS, DIM, SOLVED>();
+    const cg_tolerance tolerance = half_tolerance<PARTS, DIM>();
     half_system<DIM, DECAYED> &sys = in_memory(sys_storage);
-    bool wanted[2], hard[2];
-    if constexpr (SOLVED) {
-        load_block_queries(sys, count.rows++);
-        load_adjoint(sys, ridge, rows, cg, all, count);
-        wanted[0] = within_range(sys, rows.largest, 0), wanted[1] = within_range(sys, rows.largest, 1);
-    } else {
-        float drho[DIM / TILE_SIDE][8][4];
-        load_block_rows(sys, all, count);
-        first_sweep<PARTS>(sys, ridge, rows, all, count, drho);
-        wanted[0] = within_range(sys, rows.largest, 0), wanted[1] = within_range(sys, rows.largest, 1);
-        start_adjoint(sys, cg, drho, wanted);
-        cg_run<PARTS>(sys, cg, tolerance);
-        const float bound = PARTS == 1 ? tolerance.accept * tolerance.accept : 0;
-        if (__syncthreads_or((cg.live[0] && cg.rr[0] > bound * cg.bb[0]) ||
-                             (cg.live[1] && cg.rr[1] > bound * cg.bb[1]))) {
-            if (PARTS == 2) put_adjoint(sys, all, cg, rows);
-            return PARTS == 2;
-        }
+    float drho[DIM / TILE_SIDE][8][4];
+    load_block_rows(sys, all, count);
+    if (!first_sweep<PARTS>(sys, ridge, rows, all, count, drho)) return false;
+    const bool wanted[2] = { within_range(sys, rows.largest, 0), within_range(sys, rows.largest, 1) };
+    start_adjoint(sys, cg, drho, wanted);
+    cg_run<PARTS>(sys, cg, tolerance);
+    const float bound = PARTS == 1 ? tolerance.accept * tolerance.accept : 0;
+    if (__syncthreads_or((cg.live[0] && cg.rr[0] > bound * cg.bb[0]) ||
+                         (cg.live[1] && cg.rr[1] > bound * cg.bb[1]))) {
+        if (PARTS == 2) put_adjoint(sys, all, cg, rows);
+        return PARTS == 2;
     }
-    const row_direction own = check_rows<PARTS>(sys, cg, wanted, tolerance, hard);
-    if (PARTS == 1 && __syncthreads_or((wanted[0] && hard[0]) || (wanted[1] && hard[1]))) return false;
-    put_rows<PARTS>(half_rows_system<DIM, DECAYED>(sys, all, count), cg, own, rows, hard);
-    return true;
+    if constexpr (PARTS == 2 && DIM == 128) {
+        put_ended(sys, ridge, all, cg, rows, wanted, blocks);
+        return true;
+    } else {
+        return finish_rows<PARTS>(sys, ridge, all, count, cg, rows, wanted);
+    }
 }
 
-template <int PARTS, int DIM, bool DECAYED, bool SOLVED>
+template <int PARTS, int DIM, bool DECAYED>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     half_rows_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                      const __grid_constant__ rows_plan plan, const int64_t blocks, const bool listed)
@@ -323,27 +318,29 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     pairs_shared<DIM, __half> &sm = *(pairs_shared<DIM, __half> *)swizzled_memory;
     const solve_work &work = plan.work;
-    const rows_launch all = { p, a, plan.saved, plan.rows, work, plan.maps, &plan.copy, &plan.heavy };
+    const rows_launch all = { p,         a,          plan.saved,  plan.rows,   work,
+                              plan.maps, &plan.copy, &plan.heavy, &plan.ended, plan.extremes };
     const solve_launch solve = { p, a, plan.saved, work, plan.maps.all, &plan.copy, &plan.heavy };
-    const block_list unlisted = {}, list = { work.next_listed, work.listed, work.listed_count },
-                     ended = { work.next_ended, plan.heavy.listed, work.heavy_count };
+    const block_list unlisted = {}, list = { work.next_listed, work.listed, work.listed_count };
     rows_count count = {};
     launch_dependents();
     if (threadIdx.x == 0) {
         for (int n = 0; n < (int)ring_stages<DIM>; n++)
             barrier_init(&sm.full[n], 1);
+        pair_barriers<DIM> *const pairs = (pair_barriers<DIM> *)(swizzled_memory + pair_barriers_at<DIM>);
+        for (int n = 0; n < (int)ring_stages<DIM> - 1; n++)
+            barrier_init(&pairs->full[n], 1);
         barrier_init(&sm.query_full, 1);
         fence_async_proxy();
         sm.scratch = claim_scratch(work);
     }
     for (;;) {
         __syncthreads();
-        if (threadIdx.x == 0)
-            claim_block<PARTS, DECAYED, true>(sm, solve, blocks, SOLVED ? ended : listed ? list : unlisted);
+        if (threadIdx.x == 0) claim_block<PARTS, DECAYED, true>(sm, solve, blocks, listed ? list : unlisted);
         __syncthreads();
         if (sm.block < 0) break;
         float *scratch = work.scratch + (int64_t)sm.scratch * VECTORS * (DIM / 2) * THREADS;
-        const bool solved = half_block<PARTS, DIM, DECAYED, SOLVED>(sm, count, all, scratch);
+        const bool solved = half_block<PARTS, DIM, DECAYED>(sm, count, all, scratch, blocks);
         if (!solved && threadIdx.x == 0) work.listed[atomicAdd(work.listed_count, 1ull)] = (int32_t)sm.block;
     }
     if (threadIdx.x == 0) {
@@ -355,14 +352,14 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
 /* ------------------------------------------------------------------ the launches */
 
-template <int PARTS, int DIM, bool DECAYED, bool SOLVED = false>
+template <int PARTS, int DIM, bool DECAYED>
 static loam_status launch_pass(const loam_problem *p, const loam_args *a, const rows_plan *plan, bool listed,
                                loam_error *error)
 {
     const int64_t blocks = (int64_t)row_blocks(p), most = plan->work.scratches;
-    return cuda_launch("half_rows_kernel", half_rows_kernel<PARTS, DIM, DECAYED, SOLVED>,
-                       most < blocks ? most : blocks, THREADS, sizeof(pairs_shared<DIM, __half>), a->stream,
-                       PARTS == 1, error, *p, *a, *plan, blocks, listed);
+    return cuda_launch("half_rows_kernel", half_rows_kernel<PARTS, DIM, DECAYED>,
+                       most < blocks ? most : blocks, THREADS, rows_shared_bytes<DIM>, a->stream, PARTS == 1,
+                       error, *p, *a, *plan, blocks, listed);
 }
 
 /* Blocks with few keys in two parts, where scores decay all; beside them all others in one part; then those
@@ -376,7 +373,7 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const rows_
         TRY((launch_pass<2, DIM, DECAYED>(p, a, plan, true, error)));
     }
     TRY(heavy_adjoint(p, a, &plan->work, &plan->copy, &plan->heavy, &plan->maps.all, error));
-    return launch_pass<2, DIM, DECAYED, true>(p, a, plan, false, error);
+    return rows_solved(p, a, plan, error);
 }
 
 loam_status local_rows_solved_half_hopper(const loam_problem *p, const loam_args *a, const row_arrays *rows,
@@ -388,7 +385,14 @@ loam_status local_rows_solved_half_hopper(const loam_problem *p, const loam_args
     rows_plan plan, narrow;
     TRY(begin_plan(&plan, p, a, rows, memory, error));
     TRY(narrow_plan(p, &plan, &narrow, error));
+    TRY(cuda_check(cudaMemsetAsync(plan.extremes, 0, (size_t)(p->batch * p->heads_kv) * sizeof *plan.extremes,
+                                   (cudaStream_t)a->stream),
+                   "cudaMemsetAsync", error));
+    if (has_ended_blocks(p)) {
+        TRY(cuda_check(
+            cudaMemsetAsync(plan.ended.next, 0, 2 * sizeof *plan.ended.next, (cudaStream_t)a->stream),
+            "cudaMemsetAsync", error));
+    }
     TRY(queue(p, a, &narrow, error));
-    TRY(local_adjoint_double_cuda(p, a, rows, memory, error));
-    return local_query_gradient_wide_cuda(p, a, rows, error);
+    return local_adjoint_double_cuda(p, a, rows, memory, error);
 }

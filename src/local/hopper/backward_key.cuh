@@ -27,7 +27,8 @@ template <class S> static __device__ __forceinline__ void init_barriers(key_pass
     fence_async_proxy();
 }
 
-/* What all roles know of block n. */
+/* What all roles know of block n. Where thread blocks stay, the thread that asks for its keys tells the
+ * consumers, before it does: 64-bit divisions take a microsecond. */
 template <class S> struct key_task {
     key_block block;
     key_view v;
@@ -43,6 +44,14 @@ template <class S> struct key_task {
     {
     }
 };
+
+/* Tells the consumers that number `block_count` is no block. */
+template <class S>
+static __device__ __forceinline__ void tell_end(key_pass_shared<S> &sm, unsigned block_count)
+{
+    sm.task[block_count % KEY_TASKS].block.stored = 0;
+    ring_acquire(sm.key_ring, block_count, 0);
+}
 
 /* A consumer of keys 64 `group` .. of the block, from stage number `count` on. */
 template <class S>
@@ -68,7 +77,7 @@ static __device__ __forceinline__ key_consumer<S> key_consumer_of(key_pass_share
                            by_max,
                            {},
                            task.fold,
-                           (float)p.scale / task.fold.dv };
+                           (float)p.scale / (S::solved ? 1 : task.fold.dv) };
     if constexpr (S::decayed) wg.decay.head = -1;
     return wg;
 }
@@ -88,27 +97,37 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
     const unsigned group = warp_uniform(threadIdx.x / 128), warp = warp_uniform(threadIdx.x % 128 / 32);
     constexpr unsigned term_warps = C::stays ? S::term_warps : 1;
     unsigned block_count = 0, count = 0, turn = warp - 1;
+    /* Copies of keys, values and queries alone may begin before the pass over rows has ended. */
+    if (S::folded || S::solved || group != KEY_GROUPS || warp > 0) wait_for_previous_launch();
     if (group == KEY_GROUPS) {
         registers_release<24>();
         if (warp == 0 ? threadIdx.x % 32 != 0 : warp > term_warps) return;
         for_each_block<C::stays>(blocks, [&](unsigned n) {
             const key_task<S> task(p, a, arrays, n);
-            if (task.block.stored <= 0) return;
-            if (warp == 0)
+            if (task.block.stored <= 0 || !task.fold.taken) return;
+            if (warp == 0) {
+                if (C::stays) sm.task[block_count % KEY_TASKS] = task;
                 produce_tiles(sm, maps, task.block, task.v, task.t, block_count++, count);
-            else
+            } else {
                 produce_terms<S, term_warps>(sm, p, a, arrays, directions, task.block, task.v, by_max,
                                              task.fold, task.t, turn, count);
+            }
         });
+        if (C::stays && warp == 0) tell_end(sm, block_count);
         return;
     }
     registers_acquire<240>();
-    for (unsigned round = 0; has_round<C::stays>(blocks, round); round++) {
-        const unsigned n = block_of_round(blocks, round);
-        if (n >= blocks) continue;
-        const key_task<S> task(p, a, arrays, n);
-        if (task.block.stored <= 0) continue;
-        C::consume_block(sm, p, a, task, by_max, group, block_count++, count);
+    if constexpr (C::stays) {
+        for (;; block_count++) {
+            ring_wait(sm.key_ring, block_count);
+            const key_task<S> task = sm.task[block_count % KEY_TASKS];
+            if (task.block.stored <= 0) return;
+            C::consume_block(sm, p, a, task, by_max, group, block_count, count);
+        }
+    } else {
+        const key_task<S> task(p, a, arrays, blockIdx.x);
+        if (task.block.stored > 0 && task.fold.taken)
+            C::consume_block(sm, p, a, task, by_max, group, 0, count);
     }
 }
 
@@ -118,12 +137,14 @@ static key_directions key_directions_carve(const loam_problem *p, arena *pool)
 {
     const size_t rows = p->mechanism == LOAM_LLA ? (size_t)local_rows(p) : 0,
                  numbers = size_mul(rows, (size_t)local_padded_dim(p));
-    key_directions x;
+    key_directions x = {};
     for (int part = 0; part < 2; part++) {
-        x.rho[part] = (__nv_bfloat16 *)arena_take(pool, numbers, sizeof(__nv_bfloat16));
-        x.y[part] = (__nv_bfloat16 *)arena_take(pool, numbers, sizeof(__nv_bfloat16));
+        x.rho[part] = (uint16_t *)arena_take(pool, numbers, sizeof(uint16_t));
+        x.y[part] = (uint16_t *)arena_take(pool, numbers, sizeof(uint16_t));
     }
+    x.grad_o = (uint16_t *)arena_take(pool, p->dtype == LOAM_F16 ? numbers : 0, sizeof(uint16_t));
     x.centre = (float2 *)arena_take(pool, rows, sizeof(float2));
+    x.rest = (float *)arena_take(pool, p->dtype == LOAM_F16 ? rows : 0, sizeof(float));
     return x;
 }
 
@@ -143,6 +164,10 @@ static loam_status make_maps(key_maps *maps, const loam_problem *p, const loam_a
     TRY(key_map_make(&maps->v, p, &a->v, p->dim_v, TILE_SIDE, error));
     TRY(query_map_make(&maps->query[TILE_Q], p, &a->q, p->dim_qk, rows, error));
     TRY(query_map_make(&maps->query[TILE_GRAD_O], p, &a->grad_o, p->dim_v, rows, error));
+    if (S::folded && S::solved) {
+        const loam_const_view grad_o = rows_view_of(p, directions->grad_o);
+        TRY(query_map_make(&maps->query[TILE_GRAD_O], p, &grad_o, S::dim, rows, error));
+    }
     if (S::probed && !S::solved)
         TRY(query_map_make(&maps->query[TILE_RHO], p, &a->probe, p->dim_qk, rows, error));
     for (int part = 0; part < 2 && S::solved; part++) {
@@ -167,25 +192,22 @@ static loam_status launch_keys(const loam_problem *p, const loam_args *a, const 
 {
     typedef typename C::shape S;
     const int64_t blocks = key_blocks<S>(p);
-    const cudaStream_t stream = (cudaStream_t)a->stream;
     int64_t grid;
     TRY(cuda_grid_that_stays(blocks, C::stays, &grid, error));
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
     arena pool = { (char *)memory, 0 };
-    const key_directions directions = key_directions_carve(p, &pool);
-    if constexpr (S::solved) {
-        const int64_t tiles = (p->len_q + ROWS - 1) / ROWS * p->batch * p->heads_q;
-        split_directions_kernel<S::dim>
-            <<<(unsigned)tiles, 256, 0, stream>>>(*p, *a, saved, *rows, directions);
+    key_directions directions = key_directions_carve(p, &pool);
+    directions.lse = (const float *)saved.lse;
+    if constexpr (S::solved && !S::folded) {
+        split_directions_kernel<S::dim><<<(unsigned)local_row_states(p), 256, 0, (cudaStream_t)a->stream>>>(
+            *p, *a, saved, *rows, directions);
         TRY(cuda_launched("split_directions_kernel", error));
     }
     key_maps maps;
     TRY(make_maps<S>(&maps, p, a, &directions, error));
-    constexpr size_t shared = sizeof(key_pass_shared<S>);
-    TRY(cuda_allow_shared((const void *)key_kernel_hopper<C>, shared, error));
-    key_kernel_hopper<C>
-        <<<(unsigned)grid, KEY_THREADS, shared, stream>>>(*p, *a, *rows, directions, (unsigned)blocks, maps);
-    return cuda_launched("key_kernel_hopper", error);
+    return cuda_launch("key_kernel_hopper", key_kernel_hopper<C>, grid, KEY_THREADS,
+                       sizeof(key_pass_shared<S>), a->stream, !S::solved, error, *p, *a, *rows, directions,
+                       (unsigned)blocks, maps);
 }
 
 #endif

@@ -5,7 +5,7 @@
 #define LOAM_LOCAL_HOPPER_BACKWARD_KEY_PAIRS_CUH
 
 #include "src/local/hopper/backward_key_stream.cuh"
-#include "src/local/hopper/channels.cuh"
+#include "src/local/hopper/row_store.cuh"
 
 /* The thread's two keys where scores decay: their G in the current head, and the sums of ds. */
 template <bool DECAYED> struct key_decay {
@@ -101,15 +101,21 @@ template <class S, int BLOCKS>
 static __device__ __forceinline__ void centre_probe(float (&u)[BLOCKS][4], const column_terms<BLOCKS> &unit,
                                                     const key_consumer<S> &wg)
 {
+    constexpr bool in_two = S::folded && S::solved;
+    const float factor = S::folded ? -wg.fold.dv * (S::solved ? wg.fold.probe : 1) : -1;
+    column_terms<BLOCKS> rest;
+    if constexpr (in_two) rest = columns_of<BLOCKS>(wg.sm.terms[wg.stage][TERM_REST]);
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++)
-            u[n][e] = S::folded ? fmaf(u[n][e], -wg.fold.dv, unit.at(n, e)) : unit.at(n, e) - u[n][e];
+        for (int e = 0; e < 4; e++) {
+            u[n][e] = S::folded ? fmaf(u[n][e], factor, unit.at(n, e)) : unit.at(n, e) - u[n][e];
+            if constexpr (in_two) u[n][e] += rest.at(n, e);
+        }
     }
 }
 
-/* The products v . do + k . y become E, with the fold of dk. */
+/* The products v . do + k . y become E, with the fold of dk, which do and y have where a probe is solved. */
 template <class S, int BLOCKS>
 static __device__ __forceinline__ void centre_error(float (&x)[BLOCKS][4], const column_terms<BLOCKS> &centre,
                                                     const key_consumer<S> &wg)
@@ -118,7 +124,7 @@ static __device__ __forceinline__ void centre_error(float (&x)[BLOCKS][4], const
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            if constexpr (S::folded)
+            if constexpr (S::folded && !S::solved)
                 x[n][e] = fmaf(x[n][e], wg.fold.dk, -centre.at(n, e));
             else
                 x[n][e] -= centre.at(n, e);
@@ -129,12 +135,18 @@ static __device__ __forceinline__ void centre_error(float (&x)[BLOCKS][4], const
 template <class S, int BLOCKS>
 static __device__ __forceinline__ void mask_pairs(float (&x)[BLOCKS][4], const key_consumer<S> &wg)
 {
+    int first[2], count[2]; /* of the columns that see the thread's keys */
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const int j = wg.at[row], last = j < wg.v.nk ? min(wg.v.nq - 1, j - wg.v.low) : -1,
+                  from = max(j - wg.v.up, 0);
+        first[row] = from - wg.t.i - column_of(0, 0), count[row] = max(last + 1 - from, 0);
+    }
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const int i = wg.t.i + column_of(n, e), j = wg.at[e / 2];
-            const bool seen = i < wg.v.nq && j < wg.v.nk && j <= i + wg.v.up && j >= i + wg.v.low;
+            const bool seen = (unsigned)(8 * n + e % 2 - first[e / 2]) < (unsigned)count[e / 2];
             x[n][e] = seen ? x[n][e] : 0;
         }
     }
@@ -168,6 +180,7 @@ static __device__ __forceinline__ void score_gradient(key_scores<BLOCKS> &pairs,
             const float p = pairs.s[n][e], error = pairs.e[n][e];
             pairs.s[n][e] = S::probed ? p * wg.ds_scale * (pairs.u[n][e] * error + own.at(n, e)) : p * error;
             pairs.e[n][e] = -p * error;
+            if constexpr (S::folded && S::solved) pairs.e[n][e] *= wg.fold.error;
         }
     }
 }
@@ -209,7 +222,7 @@ static __device__ __forceinline__ void put_decay_sums(const key_consumer<S> &wg,
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         const float sum = quad_sum(wg.decay.sum[row]) * (S::probed ? 1 / wg.scale : 1) *
-                          unraised<S>(wg.fold.dk);
+                          unraised<S>(wg.fold, wg.fold.dk);
         if (a.grad_log_decay.data && threadIdx.x % 4 == 0 && wg.at[row] - wg.block.j0 < wg.block.stored) {
             ((float *)a.grad_log_decay.data)[LOCAL_AT(
                 a.grad_log_decay, wg.block.s.b, wg.block.first_head + head, wg.block.s.k0 + wg.at[row])] =
@@ -254,15 +267,17 @@ static __device__ __forceinline__ void put_key_gradient(const float (&sum)[S::di
 {
     typedef typename S::type T;
     if (!to.data) return;
+    const bool pieces = rows_are_pieces(to, (int)channels);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        if (wg.at[row] - wg.block.j0 >= wg.block.stored) continue;
         T *const out = (T *)to.data + LOCAL_AT(to, wg.block.s.b, wg.block.h_kv, wg.block.s.k0 + wg.at[row]);
+        float2 x[S::dim / 8];
 #pragma unroll
         for (int n = 0; n < S::dim / 8; n++) {
-            const float(&x)[4] = sum[n / 8][n % 8];
-            store_channels(out, column_of(n, 0), (int)channels, unit * x[2 * row], unit * x[2 * row + 1]);
+            const float(&from)[4] = sum[n / 8][n % 8];
+            x[n] = { unit * from[2 * row], unit * from[2 * row + 1] };
         }
+        store_row(out, wg.at[row] - wg.block.j0 < wg.block.stored, pieces, 0, (int)channels, x);
     }
 }
 
@@ -271,14 +286,15 @@ static __device__ __forceinline__ void put_dk(const float (&sum)[S::dim / TILE_S
                                               const loam_problem &p, const loam_args &a,
                                               const key_consumer<S> &wg)
 {
-    put_key_gradient(sum, a.grad_k, p.dim_qk, (S::probed ? 1 : wg.scale) * unraised<S>(wg.fold.dk), wg);
+    put_key_gradient(sum, a.grad_k, p.dim_qk, (S::probed ? 1 : wg.scale) * unraised<S>(wg.fold, wg.fold.dk),
+                     wg);
 }
 template <class S>
 static __device__ __forceinline__ void put_dv(const float (&sum)[S::dim / TILE_SIDE][8][4],
                                               const loam_problem &p, const loam_args &a,
                                               const key_consumer<S> &wg)
 {
-    put_key_gradient(sum, a.grad_v, p.dim_v, unraised<S>(wg.fold.dv), wg);
+    put_key_gradient(sum, a.grad_v, p.dim_v, unraised<S>(wg.fold, wg.fold.dv), wg);
 }
 
 #endif

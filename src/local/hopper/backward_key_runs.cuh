@@ -80,11 +80,12 @@ template <class S, int BLOCKS>
 static __device__ __forceinline__ void add_peaks(float (&ds)[BLOCKS][4], const key_consumer<S> &wg)
 {
     const column_terms<BLOCKS> peak = terms_of(wg, TERM_PEAK), own = terms_of(wg, TERM_PEAK_E);
+    const float scale = wg.scale * (S::folded ? exp2f(key_raise<typename S::type>) : 1);
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            ds[n][e] += wg.at[e / 2] == __float_as_int(peak.at(n, e)) ? wg.scale * own.at(n, e) : 0;
+            ds[n][e] += wg.at[e / 2] == __float_as_int(peak.at(n, e)) ? scale * own.at(n, e) : 0;
     }
 }
 
@@ -107,9 +108,9 @@ template <class S> static __device__ __forceinline__ void wgmma_results(key_grad
     wgmma_results(sum.dv);
 }
 
-/* One tile, with masks and without pipelining. */
+/* One tile with probes, with masks and without pipelining. */
 template <int PARTS, class S>
-static __device__ __forceinline__ void masked_tile(key_gradients<S> &sum, key_runner<S> &wg)
+static __device__ __forceinline__ void masked_parts(key_gradients<S> &sum, key_runner<S> &wg)
 {
     key_scores<S::blocks> pairs;
     weights_operand<PARTS, S::steps, typename S::type> w;
@@ -172,44 +173,55 @@ template <class S> static __device__ __forceinline__ int run_length(const key_ru
     return (last - wg.t.i) / S::queries + 1;
 }
 
+/* From the scores of a tile in one part, which are issued, to its sums, which it issues. MASKED, where there
+ * is no direction: not all pairs are seen. */
+template <bool MASKED, class S>
+static __device__ __forceinline__ void pipelined_tile(key_gradients<S> &sum, key_runner<S> &wg,
+                                                      key_scores<S::blocks> &pairs)
+{
+    constexpr int groups = S::probed ? 3 : 2;
+    weights_operand<1, S::steps, typename S::type> effective, ds, error;
+    wg.stage = warp_uniform(wg.stage);
+    column_terms<S::blocks> term = terms_of(wg, TERM_LSE);
+    wgmma_wait<groups - 1>();
+    wgmma_results(pairs.s);
+    key_weights(pairs.s, term, wg);
+    if (MASKED) mask_pairs(pairs.s, wg);
+    if constexpr (S::probed) {
+        term = terms_of(wg, TERM_UNIT);
+        wgmma_wait<1>();
+        wgmma_results(pairs.u);
+        centre_probe(pairs.u, term, wg);
+    }
+    pack_effective_weights<S>(effective, pairs);
+    multiply_weights<S::dim>(sum.dv, effective.part[0], wg.tile(TILE_GRAD_O));
+    if constexpr (S::solved) more_weights<S::dim>(sum.dk, effective.part[0], wg.tile(TILE_Y));
+    wgmma_commit();
+    term = terms_of(wg, TERM_CENTRE);
+    wgmma_wait<1>();
+    wgmma_results(pairs.e);
+    centre_error(pairs.e, term, wg);
+    if (MASKED) mask_pairs(pairs.e, wg);
+    score_gradient(pairs, wg);
+    add_decay_sums(wg, pairs.s);
+    split_weights(ds, pairs.s);
+    if constexpr (S::probed) split_weights(error, pairs.e);
+    multiply_weights<S::dim>(sum.dk, ds.part[0], wg.tile(TILE_Q));
+    if constexpr (S::probed) more_weights<S::dim>(sum.dk, error.part[0], wg.tile(TILE_RHO));
+    wgmma_commit();
+    if constexpr (S::keys_held && S::probed) wgmma_wait<1>();
+}
+
 /* A run of `length` tiles, at least one, pipelined. */
 template <class S>
 static __device__ __forceinline__ void pipelined_tiles(key_gradients<S> &sum, key_runner<S> &wg, int length)
 {
-    constexpr int groups = S::probed ? 3 : 2;
     key_scores<S::blocks> pairs;
     advance<S::queries>(wg.t, wg.block, length);
     wait_stage(wg);
     issue_scores<1>(pairs, wg);
     for (;;) {
-        weights_operand<1, S::steps, typename S::type> effective, ds, error;
-        wg.stage = warp_uniform(wg.stage);
-        column_terms<S::blocks> term = terms_of(wg, TERM_LSE);
-        wgmma_wait<groups - 1>();
-        wgmma_results(pairs.s);
-        key_weights(pairs.s, term, wg);
-        if constexpr (S::probed) {
-            term = terms_of(wg, TERM_UNIT);
-            wgmma_wait<1>();
-            wgmma_results(pairs.u);
-            centre_probe(pairs.u, term, wg);
-        }
-        pack_effective_weights<S>(effective, pairs);
-        multiply_weights<S::dim>(sum.dv, effective.part[0], wg.tile(TILE_GRAD_O));
-        if constexpr (S::solved) more_weights<S::dim>(sum.dk, effective.part[0], wg.tile(TILE_Y));
-        wgmma_commit();
-        term = terms_of(wg, TERM_CENTRE);
-        wgmma_wait<1>();
-        wgmma_results(pairs.e);
-        centre_error(pairs.e, term, wg);
-        score_gradient(pairs, wg);
-        add_decay_sums(wg, pairs.s);
-        split_weights(ds, pairs.s);
-        if constexpr (S::probed) split_weights(error, pairs.e);
-        multiply_weights<S::dim>(sum.dk, ds.part[0], wg.tile(TILE_Q));
-        if constexpr (S::probed) more_weights<S::dim>(sum.dk, error.part[0], wg.tile(TILE_RHO));
-        wgmma_commit();
-        if constexpr (S::keys_held && S::probed) wgmma_wait<1>();
+        pipelined_tile<false>(sum, wg, pairs);
         const unsigned used = wg.count++;
         if (--length == 0) {
             wgmma_wait<0>();
@@ -219,8 +231,26 @@ static __device__ __forceinline__ void pipelined_tiles(key_gradients<S> &sum, ke
         }
         wait_stage(wg);
         issue_scores<1>(pairs, wg);
-        wgmma_wait<groups>();
+        wgmma_wait<S::probed ? 3 : 2>();
         ring_release(wg.sm.ring, used);
+    }
+}
+
+/* One tile, with masks. */
+template <class S>
+static __device__ __forceinline__ void masked_tile(key_gradients<S> &sum, key_runner<S> &wg, bool two_parts)
+{
+    if constexpr (S::probed) {
+        if (two_parts)
+            masked_parts<S::solved ? 2 : 1>(sum, wg);
+        else
+            masked_parts<1>(sum, wg);
+    } else {
+        key_scores<S::blocks> pairs;
+        issue_scores<1>(pairs, wg);
+        pipelined_tile<true>(sum, wg, pairs);
+        wgmma_wait<0>();
+        wgmma_results(sum);
     }
 }
 
@@ -248,12 +278,7 @@ static __device__ __forceinline__ void consume_tiles(key_gradients<S> &sum, key_
                 wg.count--;
             }
         }
-        if (tile_seen<S::queries>(wg.v, wg.t.i, wg.j)) {
-            if (two_parts)
-                masked_tile<S::solved ? 2 : 1>(sum, wg);
-            else
-                masked_tile<1>(sum, wg);
-        }
+        if (tile_seen<S::queries>(wg.v, wg.t.i, wg.j)) masked_tile(sum, wg, two_parts);
         ring_release(wg.sm.ring, wg.count++);
         if (two_parts) ring_release(wg.sm.ring, wg.count++);
         advance<S::queries>(wg.t, wg.block);
@@ -301,7 +326,8 @@ static loam_status launch_staying(const loam_problem *p, const loam_args *a, con
                                                                                       error);
     typedef key_shape<T, DIM, DIRECTIONS, false> S;
     bool stay = false;
-    TRY(blocks_stay(&stay, p, p->len_kv > p->len_q ? p->len_kv : p->len_q, key_blocks<S>(p), error));
+    TRY(blocks_stay(&stay, p, p->len_kv > p->len_q ? p->len_kv : p->len_q, STAY_TOKENS_OF_MANY,
+                    key_blocks<S>(p), error));
     return stay ? launch_keys<run_consumers<S, true>>(p, a, rows, memory, error)
                 : launch_keys<run_consumers<S, false>>(p, a, rows, memory, error);
 }

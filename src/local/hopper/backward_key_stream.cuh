@@ -21,17 +21,32 @@ enum { TILE_Q, TILE_GRAD_O, TILE_RHO, TILE_Y };
 
 /* Terms: what a pair needs of its row besides products. lse to base 2, less key_raise; the centre of do . v
  * + y . k; 1 + rho . kbar; e. Where the unit of the ridge is the largest p, TERM_E is 0: e is for the key
- * with this p alone, which is TERM_PEAK, and e itself is TERM_PEAK_E. */
-enum { TERM_LSE, TERM_CENTRE, TERM_UNIT, TERM_E, GIVEN_TERMS, TERM_PEAK = GIVEN_TERMS, TERM_PEAK_E, TERMS };
+ * with this p alone, which is TERM_PEAK, and e itself is TERM_PEAK_E. Of float16, whose weights may be off by
+ * less than what the sum of 1 and a large rho . kbar loses, TERM_UNIT is rho . kbar, and TERM_REST is 1 plus
+ * what products with rho have as their mean beyond that. */
+enum {
+    TERM_LSE,
+    TERM_CENTRE,
+    TERM_UNIT,
+    TERM_E,
+    GIVEN_TERMS,
+    TERM_PEAK = GIVEN_TERMS,
+    TERM_PEAK_E,
+    TERMS,
+    TERM_REST = TERMS,
+    HALF_TERMS
+};
 
 /* Weights p of float16 are raised by so many powers of 2: what then is smaller than 2^-38 is lost, where
  * without it that would be 2^-24. */
 template <class T> constexpr float key_raise = is_half<T> ? 14.0f : 0.0f;
 
-/* Powers of two, at most 1, that hold operands of float16 within its range: factors of ds and p E, and of p
- * (1 - u) where there is a probe. */
+/* Powers of two that hold operands of float16 within its range: factors of ds and p E, and of p (1 - u)
+ * where there is a probe. Where it is solved, of E, and of p (1 - u); error: of p E instead of the latter;
+ * probe: of products with rho. */
 struct key_folds {
-    float dk, dv;
+    float dk, dv, error, probe;
+    bool taken; /* the head is for these kernels */
 };
 
 /* Of a kernel: numbers of type T, tiles of DIM channels, what probe there is, scores that decay or do not. */
@@ -46,7 +61,7 @@ template <class T, int DIM, int DIRECTIONS, bool DECAYED> struct key_shape {
     static constexpr int rows = groups * TILE_SIDE;
     static constexpr int queries = DIM == 64 ? 64 : 32; /* of a tile; as many as registers allow */
     static constexpr int blocks = queries / 8, steps = queries / 16;
-    static constexpr int tiles = 2 + DIRECTIONS, terms = solved ? TERMS : GIVEN_TERMS;
+    static constexpr int tiles = 2 + DIRECTIONS, terms = !solved ? GIVEN_TERMS : folded ? HALF_TERMS : TERMS;
     static constexpr int tile = DIM * queries, exchanged = probed ? 2 : 1;
     static constexpr int stages = DIM == 192 ? 6 : DIM == 256 && probed ? 3 : 4;
     /* Warps that write the terms of rows, a tile each in turn. A barrier tells a round of the ring only from
@@ -58,6 +73,9 @@ template <class T, int DIM, int DIRECTIONS, bool DECAYED> struct key_shape {
     static constexpr bool keys_held = DIM == 64 || (DIM == 128 && !probed),
                           values_held = DIM == 64 && !probed;
 };
+
+template <class S> struct key_task;
+enum { KEY_TASKS = 2 };
 
 template <class S> struct key_pass_shared {
     typedef typename S::type T;
@@ -71,14 +89,15 @@ template <class S> struct key_pass_shared {
     ring_barriers<S::stages> ring;
     ring_barriers<1> key_ring;      /* keys and values of a block */
     ring_barriers<4> exchange_ring; /* a stage for each pair of warps */
+    key_task<S> task[KEY_TASKS];
     float decay[S::decayed ? S::stages : 1][2]
                [S::queries]; /* G of the rows, hi and lo (local/decay.h), where scores decay */
 };
 
-/* Undoes a fold, and key_raise. */
-template <class S> static __device__ __forceinline__ float unraised(float fold)
+/* Undoes a fold (where the probe is solved, both), and key_raise. */
+template <class S> static __device__ __forceinline__ float unraised(const key_folds &all, float fold)
 {
-    return S::folded ? exp2f(-key_raise<typename S::type>) / fold : 1;
+    return !S::folded ? 1 : exp2f(-key_raise<typename S::type>) / (S::solved ? all.dk * all.dv : fold);
 }
 
 /* The folds of the keys of a block, by what the pass over rows found (key_falls); ds here has the scale
@@ -87,23 +106,31 @@ template <class S>
 static __device__ __forceinline__ key_folds key_folds_of(const loam_problem &p, const row_arrays &arrays,
                                                          const key_block &block, unsigned n)
 {
-    if (!S::folded) return { 1, 1 };
+    if (!S::folded) return { 1, 1, 1, 1, true };
     const int64_t sequence = n / p.heads_kv % p.batch, at = sequence * p.heads_kv + block.h_kv;
+    if (S::solved) {
+        const key_scale own = local_key_scales(&p, arrays.state)[at];
+        return { own.grad, own.fold, own.fold / own.probe, 1 / own.probe, own.tame != 0 };
+    }
     const float scale = fabsf((float)p.scale);
     const int by_scale = S::probed && scale > 1 ? ilogbf(scale) + 1 : 0;
-    return { exp2f(-(float)(arrays.state[at] + by_scale)),
-             exp2f(-(float)arrays.state[key_falls(p) / 2 + at]) };
+    return { exp2f(-(float)(arrays.state[at] + by_scale)), exp2f(-(float)arrays.state[key_falls(p) / 2 + at]),
+             1, 1, true };
 }
 
 struct key_maps {
     CUtensorMap k, v, query[4], lo[4]; /* of the tiles of a stage; lo: of their lo parts */
 };
 
-/* rho and y in two bf16 parts, hi and lo, [rows][channels of a tile]; centre: the products of the hi parts of
- * rho and y with kbar, [rows]. */
+/* rho and y in two parts of 16 bits, hi and lo, [rows][channels of a tile]; centre: the products of the hi
+ * parts of rho and y with kbar, [rows]. In fp16 directions and do have the powers of two of their head;
+ * centre is for both parts where a tile has two, and products of a row with rho have the mean centre.x +
+ * rest; lse is that of keys as they lie. */
 struct key_directions {
-    __nv_bfloat16 *rho[2], *y[2];
+    uint16_t *rho[2], *y[2], *grad_o;
     float2 *centre;
+    float *rest;
+    const float *lse;
 };
 
 /* ------------------------------------------------------------------ which queries see which keys */
@@ -288,15 +315,24 @@ static __device__ __forceinline__ float4 row_terms(const row_arrays &arrays, con
     const float4 a = ((const float4 *)(arrays.record + row))[0],
                  b = ((const float4 *)(arrays.record + row))[1];
     float rho = a.w + b.x, y = b.y + b.z;
-    if (S::solved && !two_parts) {
+    if (S::solved && (S::folded || !two_parts)) {
         const float2 centre = directions.centre[row];
         rho = centre.x, y = centre.y;
     }
     const float centre = a.y + a.z + (S::solved ? y : 0);
-    const float4 terms = { a.x * 1.44269504f, centre, 1 + rho, S::probed ? b.w : 0 };
+    const float lse = S::folded && S::solved ? finite_or_zero(directions.lse[row]) : a.x;
+    const float one = S::folded && S::solved ? 0 : 1;
+    const float4 terms = { lse * 1.44269504f, centre, one + rho, S::probed ? b.w : 0 };
     if (!S::folded) return terms;
     return { terms.x - key_raise<typename S::type>, terms.y * fold.dk, terms.z * fold.dv,
              terms.w * fold.dk * fold.dv };
+}
+
+/* TERM_REST of a row; 0 beyond the sequence. */
+static __device__ __forceinline__ float row_rest(const key_directions &directions, int64_t row, bool real,
+                                                 const key_folds &fold)
+{
+    return real ? (1 + directions.rest[row]) * fold.dv : 0;
 }
 
 /* A producer warp of terms: those of tiles `turn`, turn + TERM_WARPS, ... from this block's first on, since
@@ -320,10 +356,13 @@ static __device__ __forceinline__ void produce_terms(key_pass_shared<S> &sm, con
         turn = TERM_WARPS - 1;
         const int64_t row = local_row(&p, &block.s, block.first_head + t.head, t.i + lane);
         float4 own[S::queries / 32];
+        float rest[S::queries / 32];
 #pragma unroll
-        for (int n = 0; n < S::queries / 32; n++)
-            own[n] = row_terms<S>(arrays, directions, row + 32 * n, t.i + lane + 32 * n < v.nq, two_parts,
-                                  fold);
+        for (int n = 0; n < S::queries / 32; n++) {
+            const bool real = t.i + lane + 32 * n < v.nq;
+            own[n] = row_terms<S>(arrays, directions, row + 32 * n, real, two_parts, fold);
+            if constexpr (S::folded && S::solved) rest[n] = row_rest(directions, row + 32 * n, real, fold);
+        }
         local_decay_pair decay[S::queries / 32] = {};
 #pragma unroll
         for (int n = 0; n < S::queries / 32; n++) {
@@ -338,6 +377,7 @@ static __device__ __forceinline__ void produce_terms(key_pass_shared<S> &sm, con
             sm.terms[stage][TERM_CENTRE][lane + 32 * n] = own[n].y;
             sm.terms[stage][TERM_UNIT][lane + 32 * n] = own[n].z;
             sm.terms[stage][TERM_E][lane + 32 * n] = S::solved && by_max ? 0 : own[n].w;
+            if constexpr (S::folded && S::solved) sm.terms[stage][TERM_REST][lane + 32 * n] = rest[n];
             if (S::solved && by_max) {
                 const bool real = t.i + lane + 32 * n < v.nq;
                 sm.terms[stage][TERM_PEAK][lane + 32 * n] = __int_as_float(

@@ -13,6 +13,7 @@
 #define LOAM_LOCAL_HOPPER_BACKWARD_PAIRS_CUH
 
 #include "src/local/cuda/backward.h"
+#include "src/local/hopper/head_extremes.cuh"
 #include "src/local/hopper/heavy_work.cuh"
 
 /* Operands of the backward pass are bf16, but for blocks that row matrices have solved. */
@@ -52,12 +53,21 @@ struct rows_count {
 
 /* Sums of the sweeps for the thread's rows. */
 struct rows_sums {
-    float gbar[2];           /* do . vbar */
-    float rest[2];           /* sum p (g - gbar): 0 but for rounding */
-    float best[2];           /* the highest score to base 2, where it is wanted */
-    int peak[2];             /* and the first key that has it */
+    float gbar[2]; /* do . vbar */
+    float rest[2]; /* sum p (g - gbar): 0 but for rounding */
+    float best[2]; /* the highest score to base 2, where it is wanted; else in fp16 the largest weight */
+    int peak[2];   /* and the first key that has it; else -1 */
     float scale[2], mean[2]; /* sum ds (x - middle), sum p (x - middle), x = q . k, of the thread's columns */
     float total[2];          /* sum ds of the thread's columns, where scores decay */
+};
+
+/* Blocks of float16 with 128 dimensions that steps in two parts have solved: the last sweep would leave these
+ * steps too few registers. Number n of the list has place row_blocks - 1 - n of heavy_work, whose own list
+ * begins at 0. */
+struct ended_blocks {
+    int64_t *next;
+    unsigned long long *count;
+    int32_t *block;
 };
 
 /* What the launches share. */
@@ -68,6 +78,8 @@ struct rows_plan {
     row_pass_maps maps;
     half_copy copy;
     heavy_work heavy;
+    ended_blocks ended;
+    head_extremes *extremes; /* [batch][heads_kv]; of float16 */
 };
 
 /* Queues what follows from the solution of the blocks that row matrices have solved. The maps of the plan are
@@ -84,10 +96,13 @@ struct rows_launch {
     const row_pass_maps &maps;
     const half_copy *copy; /* with row matrices: of the keys, and the blocks that these solve */
     const heavy_work *heavy;
+    const ended_blocks *ended;
+    head_extremes *extremes; /* NULL where nothing asks for them */
 };
 
 /* A copy of the system for one pass (system_in_registers), and what else the passes of backward need. */
 template <int DIM, bool DECAYED, class T = __nv_bfloat16> struct rows_system {
+    static constexpr int dim = DIM;
     const row_pair r;
     const row_ridge ridge;
     const pairs_system<DIM, DECAYED, T> sys;
@@ -99,6 +114,7 @@ template <int DIM, bool DECAYED, class T = __nv_bfloat16> struct rows_system {
         : r(from.r), ridge(from.ridge), sys(system_in_registers(from, r, ridge)), all(launch), count(counts)
     {
     }
+    __device__ __forceinline__ bool is_f16() const { return sys.p.dtype == LOAM_F16; }
     __device__ __forceinline__ T *stage(unsigned n) const { return sys.sm.stage[n]; }
     __device__ __forceinline__ uint64_t *full(unsigned n) const
     {
@@ -125,17 +141,23 @@ template <int DIM, bool DECAYED, class T = __nv_bfloat16> struct rows_system {
     }
     /* Channel c of the query, in units of the keys. */
     __device__ __forceinline__ float target(int row, int c) const { return sys.target(row, c); }
-    /* Lambda of channels c and c + 1 of the row, and of element `at` of the thread's rows. */
-    __device__ __forceinline__ float2 lambda_pair(int row, int c) const
+    /* Lambda of elements e and e + 1 of fragment n, and of element `at` of the thread's rows. */
+    __device__ __forceinline__ float2 lambda_pair(int n, int e) const
     {
-        return { ridge_at(ridge, sys.p, sys.a, sys.block, r, row, c),
-                 ridge_at(ridge, sys.p, sys.a, sys.block, r, row, c + 1) };
+        return { lambda(4 * n + e), lambda(4 * n + e + 1) };
     }
     __device__ __forceinline__ float lambda(int at) const
     {
         return ridge.channels ? sys.vector(VECTOR_RIDGE).get(at) : ridge.number[at / 2 % 2];
     }
 };
+
+/* x in one fp16 part, but for its range. */
+static __device__ __forceinline__ float one_part(float x)
+{
+    const uint32_t bits = __float_as_uint(x);
+    return __uint_as_float((bits + 0xfffu + (bits >> 13 & 1)) & ~0x1fffu);
+}
 
 /* One thread issues the copies of the 64 rows into a tile; they complete on query_full. */
 template <int DIM, bool DECAYED, class T>

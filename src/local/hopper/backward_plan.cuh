@@ -7,6 +7,19 @@
 #include "src/local/hopper/backward_pairs.cuh"
 #include "src/local/hopper/maps.cuh"
 
+static inline bool has_ended_blocks(const loam_problem *p)
+{
+    return p->dtype == LOAM_F16 && local_padded_dim(p) == 128;
+}
+
+static inline ended_blocks ended_blocks_carve(const loam_problem *p, arena *pool)
+{
+    if (!has_ended_blocks(p)) return ended_blocks{};
+    int64_t *const counters = (int64_t *)arena_take(pool, 2, sizeof(int64_t));
+    return { counters, (unsigned long long *)counters + 1,
+             (int32_t *)arena_take(pool, row_blocks(p), sizeof(int32_t)) };
+}
+
 /* The copy in fp16 and what row matrices need lie behind the workspace of the adjoint solve in cuda/. */
 static inline rows_plan rows_plan_of(const loam_problem *p, void *memory, size_t *bytes)
 {
@@ -16,6 +29,10 @@ static inline rows_plan rows_plan_of(const loam_problem *p, void *memory, size_t
     (void)arena_take(&pool, local_adjoint_cuda_work(p), 1);
     plan.copy = half_copy_carve(p, &plan.work, &pool);
     plan.heavy = heavy_work_carve(p, &pool);
+    plan.ended = ended_blocks_carve(p, &pool);
+    if (p->dtype == LOAM_F16)
+        plan.extremes = (head_extremes *)arena_take(&pool, (size_t)(p->batch * p->heads_kv),
+                                                    sizeof(head_extremes));
     *bytes = pool.used;
     return plan;
 }

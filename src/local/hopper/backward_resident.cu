@@ -10,6 +10,7 @@
 
 /* A block of rows as backward_solution.cuh has it. */
 template <int TILES> struct resident_rows {
+    static constexpr int dim = TILE_SIDE;
     const row_pair &r;
     const row_ridge &ridge; /* in units of the inputs */
     const resident_system<TILES> &sys;
@@ -17,6 +18,7 @@ template <int TILES> struct resident_rows {
 
     int64_t first; /* the line of the block's first row in arrays over rows */
 
+    __device__ __forceinline__ bool is_f16() const { return false; }
     __device__ __forceinline__ int64_t line(int row) const { return first + r.at[row]; }
     __device__ __forceinline__ float2 key_pair(const void *array, int row, int c) const
     {
@@ -26,9 +28,9 @@ template <int TILES> struct resident_rows {
     {
         return key_pair(array, row, c);
     }
-    __device__ __forceinline__ float2 lambda_pair(int row, int) const
+    __device__ __forceinline__ float2 lambda_pair(int, int e) const
     {
-        return { ridge.number[row], ridge.number[row] };
+        return { ridge.number[e / 2], ridge.number[e / 2] };
     }
     __device__ __forceinline__ float target(int row, int c) const
     {
@@ -286,7 +288,7 @@ static __device__ __forceinline__ void resident_sweep(float (&q)[FRAGMENTS][4], 
             for (int e = 0; e < 4; e++)
                 p[n][e] *= factor[e / 2];
         }
-        solved_errors(g, p, own, sum);
+        solved_errors(g, p, own);
         split_group(weight, g);
         add_group(sum.weight, weight);
         add_weighted(r, weight, sys.sm.keys, group);
@@ -297,8 +299,7 @@ static __device__ __forceinline__ void resident_sweep(float (&q)[FRAGMENTS][4], 
     }
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        sums.p[row] = quad_sum(sum.p[row]), sums.u[row] = quad_sum(sum.u[row]);
-        sums.error[row] = quad_sum(sum.error[row]), sums.weight[row] = quad_sum(sum.weight[row]);
+        sums.u[row] = quad_sum(sum.u[row]), sums.weight[row] = quad_sum(sum.weight[row]);
         sums.gradient[row] = quad_sum(sum.gradient[row]), sums.ds[row] = 0;
     }
 }
@@ -311,7 +312,7 @@ static __device__ __forceinline__ void finish_adjoint(const resident_rows<TILES>
 {
     const resident_system<TILES> &sys = rs.sys;
     const float inverse = power_inverse(sys.units.key);
-    float bb[2], q[FRAGMENTS][4], p_error[FRAGMENTS][4], error2[2];
+    float bb[2], q[FRAGMENTS][4], p_error[FRAGMENTS][4], error2[2] = { 0, 0 }, of_scale[2] = { 0, 0 };
     adjoint_row own[2];
     row_scalars rec[2];
     resident_source<TILES> source = { sys, rows, { 0, 0 } };
@@ -322,18 +323,29 @@ static __device__ __forceinline__ void finish_adjoint(const resident_rows<TILES>
         bb[row] = cg.bb[row] * unit * unit;
         source.unit[row] = solved[row] ? unit * inverse * inverse : 0;
     }
-    const solved_units units = load_solved(rs, source, own, rows.lse2, rows.largest, rec);
+    row_norms norms[2];
+    const solved_units units = load_solved(rs, source, own, rows.lse2, rows.largest, rec, norms);
     put_resident_operands(rs, source, units);
     solved_sums sums;
     resident_sweep(q, p_error, sys, units, pair_constants(rec, units, sys.p.ridge_unit == LOAM_RIDGE_MAX),
                    sums);
     const solved_centres centre = centres_of(sums, units);
-    finish_sums(q, error2, p_error, rs, sums, centre, units);
+    const solved_scales scales = scales_of(sys.units.key, units);
+#pragma unroll
+    for (int n = 0; n < FRAGMENTS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) {
+            put_pair(of_scale, rs, n, e,
+                     finish_pair(error2, rs, n, e, { q[n][e], q[n][e + 1] },
+                                 { p_error[n][e], p_error[n][e + 1] }, sums, centre, scales));
+        }
+    }
+    put_row_sums<false>(rs, of_scale, centre);
+    error2[0] = quad_sum(error2[0]), error2[1] = quad_sum(error2[1]);
     rec[0].rho_rest = centre.u[0], rec[0].y_rest = centre.error[0];
     rec[1].rho_rest = centre.u[1], rec[1].y_rest = centre.error[1];
     put_records(rs, rec);
     const bool good = all_solved(rs, error2, bb, units);
-    if (good) put_solved<false>(rs, q, centre);
     if (threadIdx.x == 0) rs.all.arrays.state[sys.sm.block] = good ? ROWS_TWO_PARTS : ROWS_PENDING;
 }
 

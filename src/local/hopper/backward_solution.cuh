@@ -17,6 +17,7 @@
 
 #include "src/local/hopper/backward_pairs.cuh"
 #include "src/local/hopper/forward_rows.cuh"
+#include "src/local/hopper/head_extremes.cuh"
 
 /* What the rows have before the solve. lse2: to base 2; grad: the units of do in fp16; b_unit: of drho as
  * right side. */
@@ -68,6 +69,7 @@ static __device__ __forceinline__ float product_exponent(float bound)
 template <int DIM> constexpr float value_norm = 2 * HALF_TOP *(DIM == 64 ? 8 : 12);
 
 /* Units by Cauchy and Schwarz: operands and weights then stay within the range of fp16. */
+template <int DIM>
 static __device__ __forceinline__ solved_units units_of(const half_units &head, const row_extent &rho,
                                                         const row_extent &y, const row_extent &grad,
                                                         const row_scalars (&rec)[2],
@@ -82,7 +84,7 @@ static __device__ __forceinline__ solved_units units_of(const half_units &head, 
                                unit_of_largest<__half>(y.top[row]) * head.key);
         out.grad[row] = out.error[row] * power_inverse(head.value);
         out.solution[row] = out.error[row] * power_inverse(head.key);
-        const float error = 2 * (grad.norm[row] * value_norm<TILE_SIDE> * power_inverse(out.grad[row]) +
+        const float error = 2 * (grad.norm[row] * value_norm<DIM> * power_inverse(out.grad[row]) +
                                  y.norm[row] * head.norm * power_inverse(out.solution[row])),
                     one = 1 + 2 * rho.norm[row] * head.key * head.norm,
                     e = fabsf(rec[row].e) * power_inverse(out.error[row]);
@@ -94,31 +96,61 @@ static __device__ __forceinline__ solved_units units_of(const half_units &head, 
     return out;
 }
 
-/* What the rows have once, and their units; y goes to its array, and its gradient of the ridge. source.y and
- * source.grad(n, e): elements e and e + 1 of fragment n of y and of do. */
+/* square, b2: sums of the thread's columns. */
+static __device__ __forceinline__ void norms_of(row_norms (&norms)[2], const float (&square)[2],
+                                                const float (&b2)[2], const row_extent &rho,
+                                                const row_extent &y, const row_extent &grad,
+                                                const row_scalars (&rec)[2])
+{
+#pragma unroll
+    for (int row = 0; row < 2; row++)
+        norms[row] = { quad_sum(square[row]),
+                       rho.norm[row] * rho.norm[row],
+                       quad_sum(b2[row]),
+                       grad.norm[row] * grad.norm[row],
+                       rho.top[row],
+                       fmaxf(y.top[row], grad.top[row]),
+                       rec[row].e };
+}
+
+/* Two of the thread's numbers into an array of 16-bit types. */
+static __device__ __forceinline__ void store_16_bits(void *data, bool is_f16, int64_t at, int c,
+                                                     int64_t columns, float x, float y)
+{
+    const uint32_t pair = is_f16 ? pack_pair<__half>(x, y) : pack_pair<__nv_bfloat16>(x, y);
+    uint16_t *const to = (uint16_t *)data + at + c;
+    if (c < columns) to[0] = (uint16_t)pair;
+    if (c + 1 < columns) to[1] = (uint16_t)(pair >> 16);
+}
+
+/* What the rows have once, and their units and norms; y goes to its array, and its gradient of the ridge.
+ * source.y and source.grad(n, e): elements e and e + 1 of fragment n of y and of do. */
 template <class ROWS, class SOURCE>
 static __device__ __forceinline__ solved_units load_solved(const ROWS &rs, const SOURCE &source,
                                                            const adjoint_row (&own)[2],
                                                            const float (&lse2)[2], const float (&largest)[2],
-                                                           row_scalars (&out)[2])
+                                                           row_scalars (&out)[2], row_norms (&norms)[2])
 {
     const auto &sys = rs.sys;
     const loam_args &a = sys.a;
     row_extent rho_extent = {}, y_extent = {}, grad_extent = {};
-    float e[2] = {}, ridge[2] = {}, gbar[2] = {}, rho_kbar[2] = {}, y_kbar[2] = {};
+    float e[2] = {}, ridge[2] = {}, gbar[2] = {}, rho_kbar[2] = {}, y_kbar[2] = {}, square[2] = {},
+          b2[2] = {};
     int64_t to[2];
     for (int row = 0; row < 2; row++)
         to[row] = LOCAL_AT(a.grad_ridge, sys.block.s.b, sys.block.h,
                            sys.block.s.q0 + sys.block.i0 + rs.r.at[row]);
-#pragma unroll 4
-    for (int n = 0; n < TILE_SIDE / 8; n++) {
+#pragma unroll 2
+    for (int n = 0; n < ROWS::dim / 8; n++) {
 #pragma unroll
         for (int at = 0; at < 4; at += 2) {
             const int row = at / 2, c = column_of(n, at);
             const float2 rho = rs.key_pair(rs.all.saved.rho, row, c), y = source.y(n, at),
                          mean = rs.key_pair(rs.all.saved.kbar, row, c),
                          value = rs.value_pair(rs.all.saved.vbar, row, c), grad = source.grad(n, at),
-                         lambda = rs.lambda_pair(row, c);
+                         lambda = rs.lambda_pair(n, at);
+            const float b[2] = { mean.x - sys.units.key * rs.target(row, c),
+                                 mean.y - sys.units.key * rs.target(row, c + 1) };
             const float2 part = { -y.x * rho.x * rs.ridge.unit[row], -y.y * rho.y * rs.ridge.unit[row] };
             rho_extent.add(row, rho), y_extent.add(row, y), grad_extent.add(row, grad);
             gbar[row] += grad.x * value.x + grad.y * value.y;
@@ -126,6 +158,8 @@ static __device__ __forceinline__ solved_units load_solved(const ROWS &rs, const
             y_kbar[row] += y.x * mean.x + y.y * mean.y;
             ridge[row] += part.x + part.y;
             e[row] -= y.x * rho.x * lambda.x + y.y * rho.y * lambda.y;
+            square[row] += rho.x * (b[0] - lambda.x * rho.x) + rho.y * (b[1] - lambda.y * rho.y);
+            b2[row] += b[0] * b[0] + b[1] * b[1];
             if (!rs.r.real[row]) continue;
             save_pair(rs.all.arrays.y, rs.line(row), c, sys.p.dim_qk, y.x, y.y);
             if (sys.p.ridge_axes == LOAM_RIDGE_CHANNEL && a.grad_ridge.data)
@@ -148,7 +182,8 @@ static __device__ __forceinline__ solved_units load_solved(const ROWS &rs, const
             ((float *)a.grad_ridge.data)[to[row]] = ridge[row];
     }
     rho_extent.finish(), y_extent.finish(), grad_extent.finish();
-    return units_of(sys.units, rho_extent, y_extent, grad_extent, out, largest);
+    norms_of(norms, square, b2, rho_extent, y_extent, grad_extent, out);
+    return units_of<ROWS::dim>(sys.units, rho_extent, y_extent, grad_extent, out, largest);
 }
 
 /* Constants of a row in the formulas of its pairs, in the units of the products and weights. */
@@ -179,26 +214,22 @@ static __device__ __forceinline__ solved_pair_rows pair_constants(const row_scal
     return own;
 }
 
-/* Sums of the sweep over the thread's columns: p, p (u - its centre), p (E - its centre), each times the
- * unit of weights; p E and ds as rounded; ds where scores decay. */
+/* Sums of the sweep over the thread's columns: p (u - its centre) times the unit of weights; p (E - its
+ * centre) and ds as rounded; ds where scores decay. */
 struct solved_sums {
-    float p[2], u[2], error[2], weight[2], gradient[2], ds[2];
+    float u[2], weight[2], gradient[2], ds[2];
 };
 
 /* p (E - its centre), in the place of the products g = do . v + y . k. */
 template <int BLOCKS>
 static __device__ __forceinline__ void solved_errors(float (&g)[BLOCKS][4], const float (&p)[BLOCKS][4],
-                                                     const solved_pair_rows &own, solved_sums &sum)
+                                                     const solved_pair_rows &own)
 {
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const int row = e / 2;
-            g[n][e] = p[n][e] * (g[n][e] - own.error[row]);
-            sum.p[row] += p[n][e];
-            sum.error[row] += g[n][e];
-        }
+        for (int e = 0; e < 4; e++)
+            g[n][e] = p[n][e] * (g[n][e] - own.error[e / 2]);
     }
 }
 
@@ -236,7 +267,7 @@ static __device__ __forceinline__ void solved_gradients(float (&u)[BLOCKS][4], c
     }
 }
 
-/* du, dE and the sum of ds of the rows. */
+/* du, dE and the sum of ds of the rows. The sum of p is 1. */
 struct solved_centres {
     float u[2], error[2], ds[2];
 };
@@ -246,104 +277,110 @@ static __device__ __forceinline__ solved_centres centres_of(const solved_sums &s
     solved_centres out;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        const float inverse = sum.p[row] > 0 ? 1 / sum.p[row] : 0,
-                    weight = units.error[row] * power_of_two(-units.weight_log2[row]);
+        const float inverse = power_of_two(-units.weight_log2[row]), weight = units.error[row] * inverse;
         out.u[row] = units.u[row] * sum.u[row] * inverse;
-        out.error[row] = units.error[row] * sum.error[row] * inverse;
+        out.error[row] = weight * sum.weight[row];
         out.ds[row] = weight *
-                          (power_inverse(units.gradient[row]) * sum.ds[row] + out.u[row] * sum.error[row]) -
+                          (power_inverse(units.gradient[row]) * sum.ds[row] + out.u[row] * sum.weight[row]) -
                       out.error[row] * (1 - out.u[row]);
     }
     return out;
 }
 
-/* sum ds kappa (in q) and the square of the residual of y, from the sums of the sweep. */
-template <class ROWS>
-static __device__ __forceinline__ void finish_sums(float (&q)[8][4], float (&error2)[2],
-                                                   const float (&r)[8][4], const ROWS &rs,
-                                                   const solved_sums &sum, const solved_centres &centre,
-                                                   const solved_units &units)
+/* What the sums of the sweep become dq by. */
+struct solved_scales {
+    float key, weight[2], gradient[2];
+};
+
+static __device__ __forceinline__ solved_scales scales_of(float key, const solved_units &units)
 {
-    const auto &sys = rs.sys;
-    const float key = sys.units.key, inverse = power_inverse(key);
-    float weight[2], gradient[2];
+    solved_scales out = { key, {}, {} };
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        weight[row] = key * units.error[row] * power_of_two(-units.weight_log2[row]);
-        gradient[row] = weight[row] * power_inverse(units.gradient[row]);
+        out.weight[row] = key * units.error[row] * power_of_two(-units.weight_log2[row]);
+        out.gradient[row] = out.weight[row] * power_inverse(units.gradient[row]);
     }
-    error2[0] = error2[1] = 0;
-#pragma unroll
-    for (int n = 0; n < TILE_SIDE / 8; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-            const int row = e / 2, c = column_of(n, e);
-            const float2 mean = rs.key_pair(rs.all.saved.kbar, row, c),
-                         rho = rs.key_pair(rs.all.saved.rho, row, c),
-                         y = rs.key_pair(rs.all.arrays.y, row, c), lambda = rs.lambda_pair(row, c);
-            const float k[2] = { inverse * mean.x, inverse * mean.y };
-            const float cov[2] = { mean.x - key * rs.target(row, c) - lambda.x * rho.x,
-                                   mean.y - key * rs.target(row, c + 1) - lambda.y * rho.y };
-            const float ridge[2] = { lambda.x * y.x, lambda.y * y.y };
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                float &to = q[n][e + i];
-                const float from_mean = weight[row] * (r[n][e + i] - sum.weight[row] * k[i]),
-                            rest = from_mean + ridge[i];
-                to = gradient[row] * (to - sum.gradient[row] * k[i]) + centre.u[row] * from_mean +
-                     centre.error[row] * cov[i];
-                error2[row] += rest * rest;
-            }
-        }
-    }
-    error2[0] = quad_sum(error2[0]), error2[1] = quad_sum(error2[1]);
+    return out;
 }
 
-/* Writes dq and the sums of the rows, from sum ds kappa. */
-template <bool DECAYED, class ROWS>
-static __device__ __forceinline__ void put_solved(const ROWS &rs, const float (&q)[8][4],
-                                                  const solved_centres &centre)
+/* sum ds kappa, and adds to the square of the residual of y, of elements e and e + 1 of fragment n, from the
+ * sums q and r of the sweep. */
+template <class ROWS>
+static __device__ __forceinline__ float2 finish_pair(float (&error2)[2], const ROWS &rs, int n, int e,
+                                                     const float2 &q, const float2 &r, const solved_sums &sum,
+                                                     const solved_centres &centre,
+                                                     const solved_scales &scales)
 {
-    const auto &sys = rs.sys;
-    const loam_args &a = sys.a;
-    const float scale = (float)sys.p.scale, key = sys.units.key;
-    float of_scale[2] = {};
+    const int row = e / 2, c = column_of(n, e);
+    const float key = scales.key, inverse = power_inverse(key);
+    const float2 mean = rs.key_pair(rs.all.saved.kbar, row, c), rho = rs.key_pair(rs.all.saved.rho, row, c),
+                 y = rs.key_pair(rs.all.arrays.y, row, c), lambda = rs.lambda_pair(n, e);
+    const float k[2] = { inverse * mean.x, inverse * mean.y }, sums[2][2] = { { q.x, r.x }, { q.y, r.y } };
+    const float cov[2] = { mean.x - key * rs.target(row, c) - lambda.x * rho.x,
+                           mean.y - key * rs.target(row, c + 1) - lambda.y * rho.y };
+    const float ridge[2] = { lambda.x * y.x, lambda.y * y.y };
+    float ds[2];
 #pragma unroll
-    for (int n = 0; n < TILE_SIDE / 8; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-            const int row = e / 2, c = column_of(n, e);
-            if (!rs.r.real[row]) continue;
-            const float2 y = rs.key_pair(rs.all.arrays.y, row, c);
-            const int64_t to = LOCAL_AT(a.grad_q, sys.block.s.b, sys.block.h,
-                                        sys.block.s.q0 + sys.block.i0 + rs.r.at[row]);
-            of_scale[row] += q[n][e] * rs.target(row, c) + q[n][e + 1] * rs.target(row, c + 1);
-            if (a.grad_q.data)
-                store_pair(a.grad_q.data, LOAM_BF16, to, c, sys.p.dim_qk, scale * q[n][e] - y.x,
-                           scale * q[n][e + 1] - y.y);
-        }
+    for (int i = 0; i < 2; i++) {
+        const float from_mean = scales.weight[row] * (sums[i][1] - sum.weight[row] * k[i]),
+                    rest = from_mean + ridge[i];
+        ds[i] = scales.gradient[row] * (sums[i][0] - sum.gradient[row] * k[i]) + centre.u[row] * from_mean +
+                centre.error[row] * cov[i];
+        error2[row] += rest * rest;
     }
+    return { ds[0], ds[1] };
+}
+
+/* Writes elements e and e + 1 of fragment n of dq, from sum ds kappa, and adds to the product of that with
+ * the query. */
+template <class ROWS>
+static __device__ __forceinline__ void put_pair(float (&of_scale)[2], const ROWS &rs, int n, int e,
+                                                const float2 &ds)
+{
+    const int row = e / 2, c = column_of(n, e);
+    if (!rs.r.real[row]) return;
+    const auto &sys = rs.sys;
+    const loam_view &to = sys.a.grad_q;
+    const float scale = (float)sys.p.scale;
+    const float2 y = rs.key_pair(rs.all.arrays.y, row, c);
+    of_scale[row] += ds.x * rs.target(row, c) + ds.y * rs.target(row, c + 1);
+    if (to.data)
+        store_16_bits(to.data, rs.is_f16(),
+                      LOCAL_AT(to, sys.block.s.b, sys.block.h, sys.block.s.q0 + sys.block.i0 + rs.r.at[row]),
+                      c, sys.p.dim_qk, scale * ds.x - y.x, scale * ds.y - y.y);
+}
+
+/* Writes what the rows add to gradients of parameters. */
+template <bool DECAYED, class ROWS>
+static __device__ __forceinline__ void put_row_sums(const ROWS &rs, const float (&of_scale)[2],
+                                                    const solved_centres &centre)
+{
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        const float total = key * quad_sum(of_scale[row]);
+        const float total = rs.sys.units.key * quad_sum(of_scale[row]);
         if (!rs.r.real[row] || threadIdx.x % 4 != 0) continue;
         rs.all.arrays.sums.scale[rs.line(row)] = (double)total;
         if constexpr (DECAYED) rs.all.arrays.sums.inner[rs.line(row)] = (double)centre.ds[row];
     }
 }
 
+/* Is a row solved, by the square of its true residual? bb: of its right side. */
+static __device__ __forceinline__ bool row_solved(float error2, float bb, float rounding, float accept)
+{
+    return !(bb > 0) || error2 <= accept * accept * bb + rounding * rounding;
+}
+
 /* The rows that are not solved go on the list for float64; true where all are. All threads of the block call
  * it. */
 template <class ROWS>
 static __device__ __forceinline__ bool all_solved(const ROWS &rs, const float (&error2)[2],
-                                                  const float (&bb)[2], const solved_units &units)
+                                                  const float (&bb)[2], const solved_units &units,
+                                                  float accept = SOLVED_ACCEPT)
 {
     bool hard[2];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        const float most = SOLVED_ACCEPT * SOLVED_ACCEPT * bb[row] +
-                           units.rounding[row] * units.rounding[row];
-        const bool good = !(bb[row] > 0) || error2[row] <= most;
+        const bool good = row_solved(error2[row], bb[row], units.rounding[row], accept);
         hard[row] = rs.r.lo[row] < rs.r.hi[row] && !(rs.ridge.least[row] > 0 && good);
         if (!hard[row] || threadIdx.x % 4 != 0) continue;
         const hard_row left = { rs.sys.sm.block, rs.r.at[row], 0 };

@@ -10,22 +10,22 @@
 #include "src/local/hopper/channels.cuh"
 #include "src/local/hopper/heavy_work.cuh"
 
-/* A sweep over keys and values, in a ring of EXTRA stages more than the solver's, which overwrite parts of
- * the direction. */
-template <int EXTRA, bool PIPELINED, int DIM, bool DECAYED, class T, class SCORE, class WEIGH, class PACK,
-          class ACCUMULATE>
+/* A sweep over keys and, where VALUES, values, in a ring of EXTRA stages more than the solver's, which
+ * overwrite parts of the direction. */
+template <int EXTRA, bool PIPELINED, bool VALUES = true, int DIM, bool DECAYED, class T, class SCORE,
+          class WEIGH, class PACK, class ACCUMULATE>
 static __device__ __forceinline__ void stream_values(const block_system<DIM, DECAYED, T> &sys, SCORE score,
                                                      WEIGH weigh, PACK pack, ACCUMULATE accumulate)
 {
     if constexpr (EXTRA == 0) {
-        stream_pipelined<DIM, true, PIPELINED>(sys.ring(), sys.count, sys.maps, sys.block, score, weigh, pack,
-                                               accumulate);
+        stream_pipelined<DIM, VALUES, PIPELINED>(sys.ring(), sys.count, sys.maps, sys.block, score, weigh,
+                                                 pack, accumulate);
     } else {
         ring_count count = sys.sm.extended[EXTRA - 1];
         fence_async_proxy();
         __syncthreads();
-        stream_pipelined<DIM, true, PIPELINED>(sys.template extended_ring<EXTRA>(), count, sys.maps,
-                                               sys.block, score, weigh, pack, accumulate);
+        stream_pipelined<DIM, VALUES, PIPELINED>(sys.template extended_ring<EXTRA>(), count, sys.maps,
+                                                 sys.block, score, weigh, pack, accumulate);
         if (threadIdx.x == 0) sys.sm.extended[EXTRA - 1] = count;
     }
 }
@@ -176,22 +176,34 @@ static __device__ __forceinline__ void save_rows(const block_system<DIM, DECAYED
     }
 }
 
+/* The square of |b - y| of each row (this thread's columns); y: the image of the solution. */
+template <int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ void residual_square(const block_system<DIM, DECAYED, T> &sys,
+                                                       const float (&y)[DIM / TILE_SIDE][8][4],
+                                                       float (&error)[2])
+{
+    const lane_vector b = sys.vector(VECTOR_B);
+    error[0] = error[1] = 0;
+#pragma unroll
+    for (int n = 0; n < DIM / 2; n++) {
+        const float residual = b.get(n) - y[n / 32][n / 4 % 8][n % 4];
+        error[n / 2 % 2] += residual * residual;
+    }
+}
+
 /* Writes o = vbar - sum p u v of rows within the sequence, from sums = sum p (u - centre) v and total =
- * sum p (u - centre), both in the unit of the image. y: the image of the solution. error: the square of
- * |b - y| of each row; finite: whether its o is. */
+ * sum p (u - centre), both in the unit of the image. finite: whether o of a row is. */
 template <int DIM, bool DECAYED, class T>
 static __device__ __forceinline__ void put_output(const block_system<DIM, DECAYED, T> &sys, const cg_rows &cg,
                                                   const row_direction &own,
-                                                  const float (&y)[DIM / TILE_SIDE][8][4],
                                                   const float (&sums)[DIM / TILE_SIDE][8][4],
-                                                  const float (&total)[2], float (&error)[2],
-                                                  bool (&finite)[2])
+                                                  const float (&total)[2], bool (&finite)[2])
 {
     const loam_args &a = sys.a;
-    const lane_vector b = sys.vector(VECTOR_B), vbar = sys.vector(VECTOR_VBAR);
+    const lane_vector vbar = sys.vector(VECTOR_VBAR);
     const float value = sys.units.value,
                 unit[2] = { cg.unit[0] * image_unit(sys, own, 0), cg.unit[1] * image_unit(sys, own, 1) };
-    float error2[2] = { 0, 0 }, bad[2] = { 0, 0 };
+    float bad[2] = { 0, 0 };
     uint16_t *to[2];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
@@ -206,8 +218,7 @@ static __device__ __forceinline__ void put_output(const block_system<DIM, DECAYE
             float out[2];
 #pragma unroll
             for (int c = 0; c < 2; c++) {
-                const float residual = b.get(at + c) - y[n / 8][n % 8][e + c], mean = vbar.get(at + c);
-                error2[row] += residual * residual;
+                const float mean = vbar.get(at + c);
                 out[c] = value * (mean - unit[row] * (sums[n / 8][n % 8][e + c] - total[row] * mean));
                 bad[row] += out[c] * 0;
             }
@@ -216,12 +227,43 @@ static __device__ __forceinline__ void put_output(const block_system<DIM, DECAYE
                                out[1]);
         }
     }
-    error[0] = error2[0], error[1] = error2[1];
     finite[0] = quad_sum(bad[0]) == 0, finite[1] = quad_sum(bad[1]) == 0;
 }
 
-/* The last sweep: writes o = vbar - sum p u v, rho and saved of rows within the sequence. error: the square
- * of |b - (Cov + Lambda) x| of each row; finite: whether its o is. */
+/* A sweep for o = sum f v and, where IMAGE, y = sum f k, with f = p (direction . k - centre), whose sums
+ * (this thread's columns) are added to total. */
+template <int PARTS, bool IMAGE, int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ void sum_outputs(const block_system<DIM, DECAYED, T> &sys,
+                                                   const row_direction &own,
+                                                   float (&y)[DIM / TILE_SIDE][8][4],
+                                                   float (&o)[DIM / TILE_SIDE][8][4], float (&total)[2])
+{
+    weights_operand<PARTS, 4, T> w;
+    pass_weights<DIM, DECAYED, T, PARTS, true> f(sys, own, total);
+    if (IMAGE) clear_sums<DIM>(y);
+    clear_sums<DIM>(o);
+    stream_values<PARTS == 2 || DIM == 64 ? 0 : 1, false>(
+        sys, [&](const auto &t) { f.score(t); }, [&](const auto &t) { f.weigh(t); },
+        [&]() {
+            if (IMAGE) wgmma_results(y);
+            wgmma_results(o);
+            f.pack(w);
+        },
+        [&](const auto &t) {
+            if (PARTS == 2) {
+                if (IMAGE) multiply_weights<DIM>(y, w.part[PARTS - 1], t.keys);
+                multiply_weights<DIM>(o, w.part[PARTS - 1], t.values);
+            }
+            if (IMAGE) multiply_weights<DIM>(y, w.part[0], t.keys);
+            multiply_weights<DIM>(o, w.part[0], t.values);
+        });
+    if (IMAGE) wgmma_results(y);
+    wgmma_results(o);
+}
+
+/* The last sweep, two of them where registers do not hold both sums: writes o = vbar - sum p u v, rho and
+ * saved of rows within the sequence. error: the square of |b - (Cov + Lambda) x| of each row; finite: whether
+ * its o is. */
 template <int PARTS, int DIM, bool DECAYED, class T>
 static __device__ __forceinline__ void output_sweep(const block_system<DIM, DECAYED, T> &stored,
                                                     const cg_rows &cg, const local_saved &saved,
@@ -230,40 +272,25 @@ static __device__ __forceinline__ void output_sweep(const block_system<DIM, DECA
     const row_pair r = stored.r;
     const row_ridge ridge = stored.ridge;
     const block_system<DIM, DECAYED, T> sys = system_in_registers(stored, r, ridge);
-    float y[DIM / TILE_SIDE][8][4], o[DIM / TILE_SIDE][8][4], total[2] = { 0, 0 };
-    float f[8][4], u[8][4], error2[2];
-    weights_operand<PARTS, 4, T> w;
-    score_operands<DIM, DECAYED, T, PARTS, true> rows;
+    constexpr bool together = DIM <= 128;
+    float y[DIM / TILE_SIDE][8][4], o[DIM / TILE_SIDE][8][4], total[2] = { 0, 0 }, error2[2];
     row_direction own = {};
-    /* One part in the backward pass of bf16 is bf16: the residual below is that of the rho that it reads. */
-    direction_from_solution<PARTS>(sys, y, own, PARTS == 1 && sys.a.saved && sys.p.dtype == LOAM_BF16);
-    rows.load(sys);
-    clear_sums<DIM>(y);
-    clear_sums<DIM>(o);
-    stream_values<PARTS == 2 || DIM == 64 ? 0 : 1, false>(
-        sys,
-        [&](const auto &t) {
-            rows.query_keys(f, sys, t.keys);
-            rows.direction_keys(u, sys, t.keys);
-        },
-        [&](const auto &t) { centre_weights(f, u, sys, t.j, own.centre, total); },
-        [&]() {
-            wgmma_results(y);
-            wgmma_results(o);
-            split_weights(w, f);
-        },
-        [&](const auto &t) {
-            if (PARTS == 2) {
-                multiply_weights<DIM>(y, w.part[PARTS - 1], t.keys);
-                multiply_weights<DIM>(o, w.part[PARTS - 1], t.values);
-            }
-            multiply_weights<DIM>(y, w.part[0], t.keys);
-            multiply_weights<DIM>(o, w.part[0], t.values);
-        });
-    wgmma_results(y);
-    wgmma_results(o);
-    finish_image<PARTS>(y, sys, own, total);
-    put_output(sys, cg, own, y, o, total, error2, finite);
+    /* One part in Hopper's backward pass of bf16 is bf16: the residual below is that of the rho that it
+     * reads. */
+    direction_from_solution<PARTS>(sys, y, own,
+                                   together && PARTS == 1 && sys.a.saved && sys.p.dtype == LOAM_BF16);
+    if (!together) {
+        compute_image<PARTS>(y, sys, own);
+        residual_square(sys, y, error2);
+    }
+    sum_outputs<PARTS, together>(sys, own, y, o, total);
+    if (together) {
+        finish_image<PARTS>(y, sys, own, total);
+        residual_square(sys, y, error2);
+    } else {
+        total[0] = quad_sum(total[0]), total[1] = quad_sum(total[1]);
+    }
+    put_output(sys, cg, own, o, total, finite);
     if (sys.a.rho.data || sys.a.saved) save_rows<PARTS>(sys, cg, own, saved);
     error[0] = quad_sum(error2[0]), error[1] = quad_sum(error2[1]);
 }

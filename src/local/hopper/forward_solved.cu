@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * Local Linear Attention forward on Hopper: the passes of local/cuda/forward_solved.cu, for bf16 and float16,
- * dot scores that may decay but have no other bias, and head dimensions to 128: tiles are 64 or 128 channels
- * wide, and channels that the arrays do not have are 0. A thread block is one warpgroup with 64 rows.
- * Operands of products are fp16: three bits more a part than bf16, which the keys of trained models need.
+ * dot scores that may decay but have no other bias: tiles are 64, 128 or 256 channels wide, and channels that
+ * the arrays do not have are 0. A thread block is one warpgroup with 64 rows. Operands of products are fp16:
+ * three bits more a part than bf16, which the keys of trained models need.
  *
  * Blocks whose rows see many keys have directions and weights in one part each, which leaves a residual of
  * about 2^-11; the last sweep measures the true one. Where it misses the tolerance, or the iteration is too
@@ -11,7 +11,11 @@
  * (heavy_solve.cu). Blocks with few keys have two parts at once, in a launch that overlaps with the first.
  * One kernel for both would need too many registers for its products to be pipelined. Blocks with 64
  * dimensions and very few keys are those of forward_resident.cu.
+ *
+ * With 256 channels a row has no matrix: listed blocks take plain steps in two parts, as many as it takes.
+ * Registers hold one sum of 64 rows: what else is one sweep is two.
  */
+#include "src/local/cuda/launch.cuh"
 #include "src/local/hopper/forward_resident.cuh"
 #include "src/local/hopper/forward_rows.cuh"
 #include "src/local/hopper/heavy_work.cuh"
@@ -89,67 +93,52 @@ static __device__ __forceinline__ void add_weights_by_pair(float (&total)[2],
     }
 }
 
-/* Rescales the sums of keys and of values, where the maximum of any of the warp's rows moved. */
+/* Rescales sums. */
 template <int DIM>
-static __device__ __forceinline__ void rescale_means(float (&k)[DIM / TILE_SIDE][8][4],
-                                                     float (&v)[DIM / TILE_SIDE][8][4],
-                                                     const float (&rescale)[2])
+static __device__ __forceinline__ void rescale_sums(float (&sum)[DIM / TILE_SIDE][8][4],
+                                                    const float (&rescale)[2])
 {
-    if (__any_sync(0xffffffffu, rescale[0] != 1 || rescale[1] != 1)) {
 #pragma unroll
-        for (int n = 0; n < DIM / 8; n++) {
+    for (int n = 0; n < DIM / 8; n++) {
 #pragma unroll
-            for (int e = 0; e < 4; e++)
-                k[n / 8][n % 8][e] *= rescale[e / 2], v[n / 8][n % 8][e] *= rescale[e / 2];
-        }
+        for (int e = 0; e < 4; e++)
+            sum[n / 8][n % 8][e] *= rescale[e / 2];
     }
 }
 
-/* The means of keys and values go to the scratch, in their units, from the sums k and v; lse of the rows, to
- * base 2, and the largest p. */
-template <int DIM, bool DECAYED, class T>
-static __device__ __forceinline__ void put_means(const block_system<DIM, DECAYED, T> &sys, softmax_rows &soft,
-                                                 const float (&k)[DIM / TILE_SIDE][8][4],
-                                                 const float (&v)[DIM / TILE_SIDE][8][4], float (&lse2)[2],
-                                                 float (&largest)[2])
+/* A mean goes to the scratch, from its sum. It is divided by the sum of the weights as rounded to their
+ * parts: its error is then relative to the spread of the keys, not to their size. */
+template <int DIM>
+static __device__ __forceinline__ void put_mean(const lane_vector &mean, const softmax_rows &soft,
+                                                const float (&sum)[DIM / TILE_SIDE][8][4])
 {
-    const lane_vector kbar = sys.vector(VECTOR_KBAR), vbar = sys.vector(VECTOR_VBAR);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        const float omega = quad_sum(soft.omega[row]), rounded = quad_sum(soft.rounded[row]);
-        const float inverse = rounded > 0 ? 1 / rounded : 0;
-        lse2[row] = omega > 0 ? soft.m[row] + (log2f(omega) - softmax_top<T>) : 0;
-        largest[row] = omega > 0 ? power_of_two(softmax_top<T>) / omega : 0;
+        const float rounded = quad_sum(soft.rounded[row]), inverse = rounded > 0 ? 1 / rounded : 0;
 #pragma unroll
         for (int n = 0; n < DIM / 8; n++) {
 #pragma unroll
-            for (int e = 2 * row; e < 2 * row + 2; e++) {
-                kbar.put(4 * n + e, k[n / 8][n % 8][e] * inverse);
-                vbar.put(4 * n + e, v[n / 8][n % 8][e] * inverse);
-            }
+            for (int e = 2 * row; e < 2 * row + 2; e++)
+                mean.put(4 * n + e, sum[n / 8][n % 8][e] * inverse);
         }
     }
 }
 
-/* The first sweep, an online softmax: lse to base 2, 0 for rows that see no key, and the means of keys and
- * values into the scratch. largest: the largest p of a row, 0 for such rows. Means are divided by the sum of
- * the weights as rounded to their parts: their error is then relative to the spread of the keys, not to their
- * size. */
-template <int PARTS, int DIM, bool DECAYED, class T>
-static __device__ __forceinline__ void means_sweep(const block_system<DIM, DECAYED, T> &stored,
-                                                   float (&lse2)[2], float (&largest)[2])
+/* A pass of the online softmax: the sums of keys k, where KEYS, and of values v, where VALUES, in their
+ * units, times their weights. */
+template <int PARTS, bool KEYS, bool VALUES, int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ void sum_means(const block_system<DIM, DECAYED, T> &sys, softmax_rows &soft,
+                                                 float (&k)[DIM / TILE_SIDE][8][4],
+                                                 float (&v)[DIM / TILE_SIDE][8][4])
 {
-    const row_pair r = stored.r;
-    const row_ridge ridge = stored.ridge;
-    const block_system<DIM, DECAYED, T> sys = system_in_registers(stored, r, ridge);
-    float k[DIM / TILE_SIDE][8][4], v[DIM / TILE_SIDE][8][4], s[8][4];
-    softmax_rows soft = { { -INFINITY, -INFINITY }, { 0, 0 }, { 0, 0 }, { 0, 0 } };
+    float s[8][4];
     weights_operand<PARTS, 4, T> w;
     score_operands<DIM, DECAYED, T, PARTS, true> rows;
+    soft = { { -INFINITY, -INFINITY }, { 0, 0 }, { 0, 0 }, { 0, 0 } };
     rows.load_query(sys);
-    clear_sums<DIM>(k);
-    clear_sums<DIM>(v);
-    stream_values<PARTS == 2 || DIM == 64 ? 0 : 2, true>(
+    if (KEYS) clear_sums<DIM>(k);
+    if (VALUES) clear_sums<DIM>(v);
+    stream_values<PARTS == 2 || DIM == 64 || !VALUES ? 0 : 2, true, VALUES>(
         sys, [&](const auto &t) { rows.query_keys(s, sys, t.keys); },
         [&](const auto &t) {
             wgmma_results(s);
@@ -158,28 +147,55 @@ static __device__ __forceinline__ void means_sweep(const block_system<DIM, DECAY
             wgmma_results(s);
         },
         [&]() {
-            wgmma_results(k);
-            wgmma_results(v);
+            if (KEYS) wgmma_results(k);
+            if (VALUES) wgmma_results(v);
             split_weights(w, s);
             add_weights_by_pair(soft.rounded, w);
-            rescale_means<DIM>(k, v, soft.rescale);
+            if (__any_sync(0xffffffffu, soft.rescale[0] != 1 || soft.rescale[1] != 1)) {
+                if (KEYS) rescale_sums<DIM>(k, soft.rescale);
+                if (VALUES) rescale_sums<DIM>(v, soft.rescale);
+            }
         },
         [&](const auto &t) {
-            if (PARTS == 2) multiply_weights<DIM>(k, w.part[PARTS - 1], t.keys);
-            multiply_weights<DIM>(k, w.part[0], t.keys);
-            multiply_weights<DIM>(v, w.part[0], t.values);
+            if (KEYS && PARTS == 2) multiply_weights<DIM>(k, w.part[PARTS - 1], t.keys);
+            if (KEYS) multiply_weights<DIM>(k, w.part[0], t.keys);
+            if (VALUES) multiply_weights<DIM>(v, w.part[0], t.values);
         });
-    wgmma_results(k);
-    wgmma_results(v);
-    put_means(sys, soft, k, v, lse2, largest);
+    if (KEYS) wgmma_results(k);
+    if (VALUES) wgmma_results(v);
+}
+
+/* The first sweep, an online softmax: lse to base 2, 0 for rows that see no key, and the means of keys and
+ * values into the scratch. largest: the largest p of a row, 0 for such rows. */
+template <int PARTS, int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ void means_sweep(const block_system<DIM, DECAYED, T> &stored,
+                                                   float (&lse2)[2], float (&largest)[2])
+{
+    constexpr bool together = DIM <= 128;
+    const row_pair r = stored.r;
+    const row_ridge ridge = stored.ridge;
+    const block_system<DIM, DECAYED, T> sys = system_in_registers(stored, r, ridge);
+    float k[DIM / TILE_SIDE][8][4], v[DIM / TILE_SIDE][8][4];
+    softmax_rows soft;
+    sum_means<PARTS, true, together>(sys, soft, k, v);
+    put_mean<DIM>(sys.vector(VECTOR_KBAR), soft, k);
+    if (!together) sum_means<PARTS, false, true>(sys, soft, k, v);
+    put_mean<DIM>(sys.vector(VECTOR_VBAR), soft, v);
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float omega = quad_sum(soft.omega[row]);
+        lse2[row] = omega > 0 ? soft.m[row] + (log2f(omega) - softmax_top<T>) : 0;
+        largest[row] = omega > 0 ? power_of_two(softmax_top<T>) / omega : 0;
+    }
 }
 
 /* Steps without a preconditioner; in two parts, as many as the matrices of a block that sees few keys are
- * worth. With `saved`, gradients follow: they need a more exact probe than o does, and one that took many
- * steps in one part does not bear the rounding to bf16. */
-template <int PARTS> static __device__ __forceinline__ cg_tolerance plain_tolerance(bool saved)
+ * worth, or as solve most rows where there are no matrices. With `saved`, gradients follow: they need a more
+ * exact probe than o does, and one that took many steps in one part does not bear the rounding to bf16. */
+template <int PARTS, int DIM> static __device__ __forceinline__ cg_tolerance plain_tolerance(bool saved)
 {
     const float stop = saved ? 3e-4f : 1.2e-3f;
+    if (PARTS == 2 && !has_row_matrices<DIM>) return { stop, stop, 1e-2f, 128, 0, false, 0 };
     return PARTS == 2 ? cg_tolerance{ stop, stop, 1e-2f, 28, 0.77f, false, 0 }
            : saved    ? cg_tolerance{ 6e-3f, 6e-3f, 1.8e-2f, 8, 0.62f, false, 0 }
                       : cg_tolerance{ 6e-3f, 3e-3f, 1.2e-2f, 16, 0.77f, true, 0 };
@@ -218,13 +234,14 @@ static __device__ __forceinline__ bool solve_rows(solver_shared<DIM, __half> &sm
     weight[0] = { lse2[0], largest[0] }, weight[1] = { lse2[1], largest[1] };
     set_weights(sys, lse2, largest);
     ridge = ridge_in_units(p, a, block, r, sys.units, largest);
-    const cg_tolerance tolerance = plain_tolerance<PARTS>(a.saved != NULL);
+    const cg_tolerance tolerance = plain_tolerance<PARTS, DIM>(a.saved != NULL);
     const bool wanted[2] = { within_range(sys, largest, 0), within_range(sys, largest, 1) };
     cg_rows k_storage;
     cg_rows &cg = in_memory(k_storage);
     start_solve(sys, cg, wanted);
     cg_run<PARTS>(sys, cg, tolerance);
-    if (__syncthreads_or(needs_more<PARTS>(cg, tolerance))) return false;
+    if ((PARTS == 1 || has_row_matrices<DIM>)&&__syncthreads_or(needs_more<PARTS>(cg, tolerance)))
+        return false;
     output_sweep<PARTS>(sys, cg, all.saved, error2, finite);
     row_verdict verdict[2];
 #pragma unroll
@@ -238,15 +255,16 @@ static __device__ __forceinline__ bool solve_rows(solver_shared<DIM, __half> &sm
 }
 
 template <int PARTS, int DIM, bool DECAYED>
-__global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+__global__ void __launch_bounds__(THREADS, solver_blocks<DIM>)
     solved_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                          const local_saved saved, const solve_work work, const int64_t blocks,
-                         const __grid_constant__ qkv_maps maps, const __grid_constant__ half_copy copy,
-                         const __grid_constant__ heavy_work heavy)
+                         const bool listed, const __grid_constant__ qkv_maps maps,
+                         const __grid_constant__ half_copy copy, const __grid_constant__ heavy_work heavy)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     solver_shared<DIM, __half> &sm = *(solver_shared<DIM, __half> *)swizzled_memory;
     const solve_launch all = { p, a, saved, work, maps, &copy, &heavy };
+    const block_list unlisted = {}, list = { work.next_listed, work.listed, work.listed_count };
     ring_count count = { 0 };
     unsigned queries = 0;
     /* The copy in fp16 is complete before a launch that overlaps with this one begins. */
@@ -266,15 +284,20 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     for (;;) {
         __syncthreads();
-        if (threadIdx.x == 0) claim_block<PARTS, DECAYED>(sm, all, blocks, block_list{});
+        if (threadIdx.x == 0)
+            claim_block<PARTS, DECAYED>(sm, all, blocks, !has_row_matrices<DIM> && listed ? list : unlisted);
         __syncthreads();
         if (sm.block < 0) break;
         float *scratch = work.scratch + (int64_t)sm.scratch * VECTORS * (DIM / 2) * THREADS;
         row_weight weight[2];
-        if (!solve_rows<PARTS, DIM, DECAYED>(sm, count, queries, all, scratch, in_memory(weight)))
+        if (solve_rows<PARTS, DIM, DECAYED>(sm, count, queries, all, scratch, in_memory(weight))) continue;
+        if constexpr (has_row_matrices<DIM>) {
             put_listed<DIM>(sm, all, row_pair_of(p, sm.rows), weight,
                             scratch_vector<DIM>(scratch, VECTOR_KBAR), 1,
                             scratch_vector<DIM>(scratch, VECTOR_VBAR));
+        } else if (threadIdx.x == 0) {
+            work.listed[atomicAdd(work.listed_count, 1ull)] = (int32_t)sm.block;
+        }
     }
     if (threadIdx.x == 0) {
         __threadfence();
@@ -288,16 +311,17 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 template <int PARTS, int DIM, bool DECAYED>
 static loam_status launch_pass(const loam_problem *p, const loam_args *a, const local_saved *saved,
                                const solve_work *work, const half_copy *copy, const heavy_work *heavy,
-                               const qkv_maps *maps, loam_error *error)
+                               const qkv_maps *maps, bool listed, loam_error *error)
 {
-    const int64_t blocks = (int64_t)row_blocks(p), most = work->scratches;
+    const int64_t blocks = (int64_t)row_blocks(p), resident = solver_blocks<DIM> * solve_multiprocessors(),
+                  most = resident < work->scratches ? resident : work->scratches;
     return cuda_launch("solved_kernel_hopper", solved_kernel_hopper<PARTS, DIM, DECAYED>,
                        most < blocks ? most : blocks, THREADS, sizeof(solver_shared<DIM, __half>), a->stream,
-                       true, error, *p, *a, *saved, *work, blocks, *maps, *copy, *heavy);
+                       true, error, *p, *a, *saved, *work, blocks, listed, *maps, *copy, *heavy);
 }
 
 /* Blocks with few keys in two parts; beside them all others in one part; then those for which that was not
- * enough, with matrices. Where scores decay, all blocks in two parts first. */
+ * enough, with matrices or, without, in two parts. Where scores decay, all blocks in two parts first. */
 template <int DIM> static loam_status launch(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
@@ -312,15 +336,17 @@ template <int DIM> static loam_status launch(const loam_problem *p, const loam_a
     TRY(solve_work_clear(&work, a, error));
     TRY(half_copy_make(&copy, p, a, error));
     if (p->decay) {
-        TRY((launch_pass<2, DIM, true>(p, a, &saved, &work, &copy, &heavy, &maps, error)));
+        TRY((launch_pass<2, DIM, true>(p, a, &saved, &work, &copy, &heavy, &maps, false, error)));
     } else {
         if (!all_resident(p, a)) {
-            TRY((launch_pass<2, DIM, false>(p, a, &saved, &work, &copy, &heavy, &maps, error)));
-            TRY((launch_pass<1, DIM, false>(p, a, &saved, &work, &copy, &heavy, &maps, error)));
+            TRY((launch_pass<2, DIM, false>(p, a, &saved, &work, &copy, &heavy, &maps, false, error)));
+            TRY((launch_pass<1, DIM, false>(p, a, &saved, &work, &copy, &heavy, &maps, false, error)));
         }
         if (may_be_resident(p, a)) TRY(forward_resident(p, a, &saved, &work, &copy, &heavy, &maps, error));
     }
-    return heavy_forward(p, a, &saved, &work, &copy, &heavy, &maps, error);
+    if (has_row_matrices<DIM>) return heavy_forward(p, a, &saved, &work, &copy, &heavy, &maps, error);
+    if (p->decay) return LOAM_OK;
+    return launch_pass<2, DIM, false>(p, a, &saved, &work, &copy, &heavy, &maps, true, error);
 }
 
 size_t local_solved_hopper_work(const loam_problem *p)
@@ -339,5 +365,6 @@ bool local_solved_hopper_reads(const loam_problem *p, const loam_args *a)
 
 loam_status local_solved_hopper(const loam_problem *p, const loam_args *a, loam_error *error)
 {
-    return local_padded_dim(p) == 64 ? launch<64>(p, a, error) : launch<128>(p, a, error);
+    return by_dim(
+        p, [&](auto dim) { return launch<decltype(dim)::value>(p, a, error); });
 }

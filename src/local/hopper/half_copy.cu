@@ -3,7 +3,7 @@
 #include "src/local/hopper/half_copy.cuh"
 
 #include "src/gpu/hopper.cuh"
-#include "src/gpu/launch.cuh"
+#include "src/local/cuda/launch.cuh"
 #include "src/local/hopper/maps.cuh"
 #include "src/local/hopper/tile.cuh"
 
@@ -184,11 +184,11 @@ loam_status half_copy_make(const half_copy *copy, const loam_problem *p, const l
                            loam_error *error)
 {
     const int64_t blocks = head_pieces(*p) * 2 * p->heads_kv * p->batch;
-    const bool narrow = local_padded_dim(p) == 64;
-    auto *const find = narrow ? half_span_kernel<64> : half_span_kernel<128>;
-    auto *const convert = narrow ? half_copy_kernel<64> : half_copy_kernel<128>;
-    TRY(cuda_launch("half_span_kernel", find, blocks, COPY_THREADS, 0, a->stream, false, error, *copy, *p,
-                    *a));
-    return cuda_launch("half_copy_kernel", convert, blocks, COPY_THREADS, 0, a->stream, true, error, *copy,
-                       *p, *a);
+    return by_dim(p, [&](auto dim) {
+        constexpr int DIM = decltype(dim)::value;
+        TRY(cuda_launch("half_span_kernel", half_span_kernel<DIM>, blocks, COPY_THREADS, 0, a->stream, false,
+                        error, *copy, *p, *a));
+        return cuda_launch("half_copy_kernel", half_copy_kernel<DIM>, blocks, COPY_THREADS, 0, a->stream,
+                           true, error, *copy, *p, *a);
+    });
 }

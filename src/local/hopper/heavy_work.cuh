@@ -8,15 +8,18 @@
 #define LOAM_LOCAL_HOPPER_HEAVY_WORK_CUH
 
 #include "src/local/cuda/solve_work.cuh"
+#include "src/local/hopper/claim.cuh"
 #include "src/local/hopper/maps.cuh"
 #include "src/local/hopper/row_factor.cuh"
-#include "src/local/hopper/solve.cuh"
 
 /* Keys on the list of a row; numbers of the covariance of all keys; and blocks for each multiprocessor that
  * have a place in a wave. */
 template <int DIM> constexpr int heavy_keys = DIM == 64 ? 192 : 256;
 template <int DIM> constexpr int tail_elements = lower_squares<DIM> * 8 * 32;
 template <int DIM> constexpr int wave_slots = DIM == 64 ? 12 : 6;
+
+/* Do rows of listed blocks get a matrix each? Wider ones would not fit a multiprocessor. */
+template <int DIM> constexpr bool has_row_matrices = DIM <= 128;
 
 /* Two vectors of each of the rows of a block, as a scratch has them. */
 template <int DIM> constexpr int listed_vector = DIM / 2 * THREADS;
@@ -89,10 +92,34 @@ template <int DIM> static inline heavy_work heavy_work_carve_dim(const loam_prob
     return w;
 }
 
-/* As many slots as a wave has blocks, or as there are blocks. */
+/* As many slots as a wave has blocks, or as there are blocks; nothing where rows have no matrices. */
 static inline heavy_work heavy_work_carve(const loam_problem *p, arena *pool)
 {
-    return local_padded_dim(p) == 64 ? heavy_work_carve_dim<64>(p, pool) : heavy_work_carve_dim<128>(p, pool);
+    switch (local_padded_dim(p)) {
+    case 64: return heavy_work_carve_dim<64>(p, pool);
+    case 128: return heavy_work_carve_dim<128>(p, pool);
+    default: return heavy_work{};
+    }
+}
+
+/* Writes what place n of the list has of the thread's rows: two vectors, the first one times `scale`, where
+ * that is 0, 0; and weights. */
+template <int DIM, class VECTOR>
+static __device__ __forceinline__ void put_place(const heavy_work &heavy, int64_t n, const row_pair &r,
+                                                 const row_weight (&weight)[2], const VECTOR &first,
+                                                 const float (&scale)[2], const VECTOR &second)
+{
+    float *const to = heavy.vectors + n * listed_vectors<DIM> + threadIdx.x;
+#pragma unroll 8
+    for (int i = 0; i < DIM / 2; i++) {
+        const float factor = scale[i / 2 % 2];
+        to[i * THREADS] = factor != 0 ? factor * first.get(i) : 0;
+        to[listed_vector<DIM> + i * THREADS] = second.get(i);
+    }
+    if (threadIdx.x % 4 == 0) {
+        heavy.weight[n * ROWS + r.at[0]] = weight[0];
+        heavy.weight[n * ROWS + r.at[1]] = weight[1];
+    }
 }
 
 /* Puts a block on the list, with two vectors, the first one times `scale`, and the weights of the thread's
@@ -109,15 +136,8 @@ static __device__ __forceinline__ void put_listed(SHARED &sm, const solve_launch
         heavy.listed[sm.listed] = (int32_t)sm.block;
     }
     __syncthreads();
-    const int64_t n = sm.listed;
-    float *const to = heavy.vectors + n * listed_vectors<DIM> + threadIdx.x;
-#pragma unroll 8
-    for (int i = 0; i < DIM / 2; i++)
-        to[i * THREADS] = scale * first.get(i), to[listed_vector<DIM> + i * THREADS] = second.get(i);
-    if (threadIdx.x % 4 == 0) {
-        heavy.weight[n * ROWS + r.at[0]] = weight[0];
-        heavy.weight[n * ROWS + r.at[1]] = weight[1];
-    }
+    const float scales[2] = { scale, scale };
+    put_place<DIM>(heavy, sm.listed, r, weight, first, scales, second);
 }
 
 /* Blocks `base` .. of the list, as many as there are slots. */

@@ -2,7 +2,7 @@
  *
  * The solver of Local Linear Attention on Hopper, for the forward pass and for the adjoint solve of the
  * backward pass: the state of a block of 64 rows, the product of Cov + Lambda with a direction (its image),
- * conjugate gradients, and how thread blocks get blocks of rows.
+ * and conjugate gradients.
  *
  * Operands of products are of type T. A direction and weights in one bf16 part each leave a relative residual
  * of about 2^-8, in two parts of about 2^-17; in fp16 of 2^-11 and 2^-22. fp16 needs units: keys and values
@@ -32,9 +32,10 @@ enum { VECTOR_RIDGE = VECTOR_IMAGE };
 /* Where |lse|, to base 2, is below this, it is exact enough that no weight exceeds 1 + 2^-10. */
 #define EXACT_LSE 4096.0f
 
-/* Thread blocks on a multiprocessor. Each takes 105 or 113 KiB of shared memory; together they take all
- * registers. */
+/* Thread blocks on a multiprocessor. Each takes 105 or 113 KiB of shared memory, or 225 with 256 channels;
+ * two take all registers. */
 enum { BLOCKS_PER_SM = 2 };
+template <int DIM> constexpr int solver_blocks = DIM <= 128 ? BLOCKS_PER_SM : 1;
 
 template <int DIM, class T> struct solver_shared {
     alignas(1024) T direction[2][DIM * TILE_SIDE];
@@ -185,7 +186,8 @@ static __device__ __forceinline__ void score_weights(float (&w)[8][4],
         for (int e = 0; e < 4; e++)
             w[n][e] = DECAYED ? w[n][e] - sys.lse2[e / 2] : w[n][e] * sys.scale2[e / 2] - sys.lse2[e / 2];
     }
-    if (DECAYED || !sys.lse_exact || !sys.unmasked(j)) {
+    /* A branch would take registers for the weights before and after it, which 256 channels do not leave. */
+    if (DIM > 128 || DECAYED || !sys.lse_exact || !sys.unmasked(j)) {
 #pragma unroll
         for (int n = 0; n < 8; n++) {
 #pragma unroll
@@ -220,7 +222,7 @@ static __device__ __forceinline__ void load_fragments(uint32_t (&a)[DIM / 16][4]
  * shared memory, else from shared memory. */
 template <int DIM, bool DECAYED, class T, int PARTS, bool VALUES> struct score_operands {
     static constexpr bool query_held = DIM == 64 && PARTS == 1,
-                          direction_held = PARTS == 1 && (DIM == 64 || !VALUES);
+                          direction_held = PARTS == 1 && (DIM == 64 || (DIM == 128 && !VALUES));
     uint32_t query[query_held ? DIM / 16 : 1][4];
     uint32_t direction[direction_held ? PARTS : 1][direction_held ? DIM / 16 : 1][4];
 
@@ -257,16 +259,17 @@ template <int DIM, bool DECAYED, class T, int PARTS, bool VALUES> struct score_o
     }
 };
 
-/* w <- p (u - centre), from w = q . k and u = direction . k; row sums of w (this thread's columns) are added
- * to total. */
-template <int DIM, bool DECAYED, class T>
-static __device__ __forceinline__ void centre_weights(float (&w)[8][4], float (&u)[8][4],
-                                                      const block_system<DIM, DECAYED, T> &sys, int j,
+/* A direction of the thread's rows: shared memory has it in `unit` (bf16: 1), and `centre` is its product
+ * with kbar in that unit. */
+struct row_direction {
+    float unit[2], centre[2];
+};
+
+/* w <- w (u - centre), from w = p and u = direction . k; row sums of w (this thread's columns) are added to
+ * total. */
+static __device__ __forceinline__ void centre_weights(float (&w)[8][4], const float (&u)[8][4],
                                                       const float (&centre)[2], float (&total)[2])
 {
-    wgmma_results(w);
-    wgmma_results(u);
-    score_weights(w, sys, j);
 #pragma unroll
     for (int n = 0; n < 8; n++) {
 #pragma unroll
@@ -275,8 +278,54 @@ static __device__ __forceinline__ void centre_weights(float (&w)[8][4], float (&
             total[e / 2] += w[n][e];
         }
     }
-    wgmma_results(w); /* else the compiler computes w beyond the next wait */
 }
+
+/* The weights f = p (direction . k - centre) of a pass, whose steps are those of stream_pipelined. Sums of
+ * 256 channels leave no registers for products of the next tile: there p is made during those with the
+ * direction. */
+template <int DIM, bool DECAYED, class T, int PARTS, bool VALUES> struct pass_weights {
+    static constexpr bool direction_later = DIM > 128;
+    const block_system<DIM, DECAYED, T> &sys;
+    const row_direction &own;
+    float (&total)[2];
+    score_operands<DIM, DECAYED, T, PARTS, VALUES> rows;
+    float f[8][4], u[8][4];
+
+    __device__ __forceinline__ pass_weights(const block_system<DIM, DECAYED, T> &system,
+                                            const row_direction &direction, float (&sum)[2])
+        : sys(system), own(direction), total(sum)
+    {
+        rows.load(sys);
+    }
+    __device__ __forceinline__ void score(const kv_tile<T> &t)
+    {
+        rows.query_keys(f, sys, t.keys);
+        if (!direction_later) rows.direction_keys(u, sys, t.keys);
+    }
+    __device__ __forceinline__ void weigh(const kv_tile<T> &t)
+    {
+        wgmma_results(f);
+        if constexpr (direction_later) {
+            rows.direction_keys(u, sys, t.keys);
+            wgmma_commit();
+            score_weights(f, sys, t.j);
+        } else {
+            wgmma_results(u);
+            score_weights(f, sys, t.j);
+            centre_weights(f, u, own.centre, total);
+        }
+        wgmma_results(f); /* else the compiler computes f beyond the next wait */
+    }
+    __device__ __forceinline__ void pack(weights_operand<PARTS, 4, T> &w)
+    {
+        if constexpr (direction_later) {
+            wgmma_wait<0>();
+            wgmma_results(u);
+            centre_weights(f, u, own.centre, total);
+        }
+        split_weights(w, f);
+    }
+};
 
 /* Clears accumulators before the first product of a pass is issued: any later, that would hold up all
  * products of the pass. */
@@ -287,12 +336,6 @@ template <int DIM> static __device__ __forceinline__ void clear_sums(float (&y)[
         clear(y[n]);
     wgmma_results(y);
 }
-
-/* A direction of the thread's rows: shared memory has it in `unit` (bf16: 1), and `centre` is its product
- * with kbar in that unit. */
-struct row_direction {
-    float unit[2], centre[2];
-};
 
 /* Elements e and e + 1 (e = 0 or 2) of fragment n of the direction, each as the sum of its parts, in its
  * unit. */
@@ -413,21 +456,16 @@ static __device__ __forceinline__ image_products compute_image(float (&y)[DIM / 
                                                                const block_system<DIM, DECAYED, T> &sys,
                                                                const row_direction &own)
 {
-    float total[2] = { 0, 0 }, f[8][4], u[8][4];
+    float total[2] = { 0, 0 };
     weights_operand<PARTS, 4, T> w;
-    score_operands<DIM, DECAYED, T, PARTS, false> rows;
-    rows.load(sys);
+    pass_weights<DIM, DECAYED, T, PARTS, false> f(sys, own, total);
     clear_sums<DIM>(y);
-    stream_pipelined<DIM, false, true>(
-        sys.ring(), sys.count, sys.maps, sys.block,
-        [&](const auto &t) {
-            rows.query_keys(f, sys, t.keys);
-            rows.direction_keys(u, sys, t.keys);
-        },
-        [&](const auto &t) { centre_weights(f, u, sys, t.j, own.centre, total); },
+    stream_pipelined<DIM, false, DIM <= 128>(
+        sys.ring(), sys.count, sys.maps, sys.block, [&](const auto &t) { f.score(t); },
+        [&](const auto &t) { f.weigh(t); },
         [&]() {
             wgmma_results(y);
-            split_weights(w, f);
+            f.pack(w);
         },
         [&](const auto &t) {
             if (PARTS == 2) multiply_weights<DIM>(y, w.part[PARTS - 1], t.keys);
@@ -578,23 +616,29 @@ static __device__ __forceinline__ void cg_advance(const block_system<DIM, DECAYE
 {
     const lane_vector x = sys.vector(VECTOR_X), residual = sys.vector(VECTOR_R);
     const float step[2] = { alpha[0] * own.unit[0], alpha[1] * own.unit[1] };
-    float old[DIM / 2]; /* all loads before any store */
+    constexpr int piece = DIM <= 128 ? DIM / 2 : DIM / 4;
 #pragma unroll
-    for (int n = 0; n < DIM / 2; n++)
-        old[n] = residual.get(n);
+    for (int first = 0; first < DIM / 2; first += piece) {
+        float old[piece]; /* all loads before any store */
 #pragma unroll
-    for (int n = 0; n < DIM / 2; n++) {
-        const int row = n / 2 % 2;
-        float &r = y[n / 32][n / 4 % 8][n % 4];
-        r = old[n] - alpha[row] * r;
-        rr[row] += r * r;
-        old[n] = x.get(n);
-    }
+        for (int n = 0; n < piece; n++)
+            old[n] = residual.get(first + n);
 #pragma unroll
-    for (int n = 0; n < DIM / 2; n += 2) {
-        const float2 p = direction_pair<PARTS>(sys, n / 4, n % 4);
-        x.put(n, old[n] + step[n / 2 % 2] * p.x), x.put(n + 1, old[n + 1] + step[n / 2 % 2] * p.y);
-        residual.put(n, y[n / 32][n / 4 % 8][n % 4]), residual.put(n + 1, y[n / 32][n / 4 % 8][n % 4 + 1]);
+        for (int n = 0; n < piece; n++) {
+            const int at = first + n, row = at / 2 % 2;
+            float &r = y[at / 32][at / 4 % 8][at % 4];
+            r = old[n] - alpha[row] * r;
+            rr[row] += r * r;
+            old[n] = x.get(at);
+        }
+#pragma unroll
+        for (int n = 0; n < piece; n += 2) {
+            const int at = first + n, row = at / 2 % 2;
+            const float(&r)[4] = y[at / 32][at / 4 % 8];
+            const float2 p = direction_pair<PARTS>(sys, at / 4, at % 4);
+            x.put(at, old[n] + step[row] * p.x), x.put(at + 1, old[n + 1] + step[row] * p.y);
+            residual.put(at, r[at % 4]), residual.put(at + 1, r[at % 4 + 1]);
+        }
     }
 }
 
@@ -699,100 +743,6 @@ static __device__ __forceinline__ void start_cg(const block_system<DIM, DECAYED,
         cg.least[row] = INFINITY, cg.most[row] = 0;
         cg.iterations[row] = 0;
     }
-}
-
-/* ------------------------------------------------------------------ blocks of a launch */
-
-struct heavy_work;
-
-/* What all blocks of a launch share. copy and heavy: NULL for bf16. */
-struct solve_launch {
-    const loam_problem &p;
-    const loam_args &a;
-    const local_saved &saved;
-    const solve_work &work;
-    const qkv_maps &maps;
-    const half_copy *copy;
-    const heavy_work *heavy;
-};
-
-/* Tiles of keys that the block sees. */
-static __device__ __forceinline__ int key_tiles(const row_block &block)
-{
-    return (block.last - block.first + TILE_SIDE - 1) / TILE_SIDE;
-}
-
-/* Do the keys of the block stay in shared memory (local/hopper/resident.cuh)? Lengths alone decide, so that
- * the bits of a sequence do not depend on its batch. In long sequences few blocks see so few keys. */
-enum { RESIDENT_TILES = 2, RESIDENT_LENGTH = 512 };
-template <int DIM>
-static __device__ __forceinline__ bool is_resident(const loam_problem &p, const row_block &block)
-{
-    return DIM == TILE_SIDE && p.dim_qk == TILE_SIDE && p.dim_v == TILE_SIDE && !p.decay &&
-           p.ridge_axes != LOAM_RIDGE_CHANNEL && block.s.nk <= RESIDENT_LENGTH &&
-           key_tiles(block) <= RESIDENT_TILES;
-}
-
-/* Whether blocks of the problem may be such ones, and whether all are. */
-static inline bool may_be_resident(const loam_problem *p, const loam_args *a)
-{
-    const bool may_be_short = p->len_kv <= RESIDENT_LENGTH || sequence_packed(p) || a->lens_kv;
-    return p->dim_qk == TILE_SIDE && p->dim_v == TILE_SIDE && !p->decay &&
-           p->ridge_axes != LOAM_RIDGE_CHANNEL && may_be_short;
-}
-static inline bool all_resident(const loam_problem *p, const loam_args *a)
-{
-    return may_be_resident(p, a) && p->len_kv <= RESIDENT_TILES * TILE_SIDE;
-}
-
-/* Does the first row of the block see too few keys for one part? */
-template <int DIM>
-static __device__ __forceinline__ bool sees_few(const loam_problem &p, const row_block &block)
-{
-    int64_t lo, hi;
-    local_visible(&p, &block.s, block.i0, &lo, &hi);
-    return hi - lo < FEW_KEYS * DIM;
-}
-
-/* A list of blocks, and the counter of the launch that takes them. */
-struct block_list {
-    int64_t *next;
-    const int32_t *block;
-    const unsigned long long *count;
-};
-
-/* Takes the next block of rows for this launch: its number, -1 where there is none, its rows, and its place
- * on the list. Without a list (next NULL) it takes those blocks whose first row sees few keys where it has
- * two parts, or the others, but (without ALL) none whose keys stay in shared memory; where scores decay, few
- * keys have weight and all blocks take two parts. One thread calls it. */
-template <int PARTS, bool DECAYED, bool ALL = false, int DIM, class T>
-static __device__ __forceinline__ void claim_block(solver_shared<DIM, T> &sm, const solve_launch &all,
-                                                   int64_t blocks, const block_list &list)
-{
-    unsigned long long *counter = (unsigned long long *)(list.next    ? list.next
-                                                         : PARTS == 2 ? all.work.next_few
-                                                                      : all.work.next_block);
-    const int64_t count = list.next ? (int64_t)*list.count : blocks;
-    for (;;) {
-        sm.listed = (int64_t)atomicAdd(counter, 1ull);
-        sm.block = sm.listed >= count ? -1 : list.next ? list.block[sm.listed] : sm.listed;
-        if (sm.block < 0) return;
-        sm.rows = row_block_at(all.p, all.a, sm.block);
-        if (sm.rows.rows <= 0) continue;
-        if (list.next || DECAYED) return;
-        if ((ALL || !is_resident<DIM>(all.p, sm.rows)) && sees_few<DIM>(all.p, sm.rows) == (PARTS == 2))
-            return;
-    }
-}
-
-/* Takes any scratch that is free: the launch of blocks with few keys overlaps with that of the others. */
-static __device__ __forceinline__ int claim_scratch(const solve_work &work)
-{
-    int n = (int)(blockIdx.x % work.scratches);
-    while (atomicCAS(&work.scratch_taken[n], 0, 1) != 0)
-        n = n + 1 < (int)work.scratches ? n + 1 : 0;
-    __threadfence();
-    return n;
 }
 
 #endif

@@ -14,10 +14,4 @@ enum { SOLVE_TOKENS = 64 };
 loam_status recurrent_solve_cuda(const loam_problem *p, const loam_args *a, const kept_states<double> *system,
                                  double *x, double *dx, int parts, loam_error *error);
 
-/* The same for the chunks whose slots are flagged in `only`, from float states [slot][dim_v + dim_qk];
- * dim_qk to 96. */
-loam_status recurrent_solve_rest_cuda(const loam_problem *p, const loam_args *a,
-                                      const kept_states<float> *states, const int32_t *only, double *x,
-                                      double *dx, loam_error *error);
-
 #endif

@@ -5,6 +5,7 @@
 #define LOAM_RECURRENT_HOPPER_GRADIENT_PRODUCTS_CUH
 
 #include "src/recurrent/hopper/gradient_shared.cuh"
+#include "src/recurrent/hopper/operands.cuh"
 
 /* ------------------------------------------------------------------ dr = Linv^T du */
 
@@ -171,16 +172,6 @@ static __device__ __forceinline__ void store_sum(float *sum, const float (&x)[8]
     }
 }
 
-/* d (+)= A B over 16 rows of B: A by rows, both in shared memory. */
-static __device__ __forceinline__ void wgmma_columns(float (&d)[8][4], uint64_t a, uint64_t b, int add)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WGMMA_REGISTERS_32
-                 "}, %32, %33, p, 1, 1, 0, 1;\n}\n"
-                 : WGMMA_32(d)
-                 : "l"(a), "l"(b), "r"(add));
-}
-
 /* out = rows state: DIM / 64 tiles of 64 rows, 64 columns of a state. Asynchronous:
  * commit and wait before use. */
 template <int DIM>
@@ -190,8 +181,9 @@ static __device__ __forceinline__ void more_state(float (&out)[8][4], const __nv
     const uint32_t a = descriptor_low(rows), b = descriptor_low(state);
 #pragma unroll
     for (int k = 0; k < DIM; k += 16) {
-        wgmma_columns(out, descriptor_of(a + (k / TILE_SIDE * TILE_ELEMENTS + k % TILE_SIDE) / 8),
-                      descriptor_of(b + k * TILE_SIDE / 8), k > 0);
+        wgmma_columns<__nv_bfloat16>(out,
+                                     descriptor_of(a + (k / TILE_SIDE * TILE_ELEMENTS + k % TILE_SIDE) / 8),
+                                     descriptor_of(b + k * TILE_SIDE / 8), k > 0);
     }
 }
 

@@ -7,6 +7,15 @@
 #include "src/gpu/hopper.cuh"
 #include "src/recurrent/hopper/bf16.cuh"
 
+/* d (+)= A B over 16 rows of B: A by rows, both in shared memory. */
+template <class T>
+static __device__ __forceinline__ void wgmma_columns(float (&d)[8][4], uint64_t a, uint64_t b, int add)
+{
+    WGMMA(T, "m64n64k16", "34", "{" WGMMA_REGISTERS_32 "}, %32, %33, p, 1, 1, 0, 1",
+          : WGMMA_32(d)
+          : "l"(a), "l"(b), "r"(add));
+}
+
 /* Sets rows `from` .. 63 of TILES tiles to 0. The work is shared by `threads` threads, of which the
  * caller is number `thread`. */
 template <int TILES>

@@ -22,15 +22,15 @@
 
 #include "src/recurrent/hopper/mesa/solve.cuh"
 
-enum { MESA_PARTS = 5, MESA_SUMS = MESA_DIM + 1 };
-
-typedef __nv_bfloat16 mesa_dense[MESA_TOKENS][MESA_DIM];
+/* bf16 parts of x and of z. */
+enum { X_PARTS = 3, Z_PARTS = 3, SOLUTION_PARTS = X_PARTS + Z_PARTS };
+enum { MESA_SUMS = MESA_DIM + 1 };
 
 struct mesa_backward_params {
     mesa_params m;
     kept_states<float> grads; /* [slot]: dS, then dH, at the end of the chunk */
-    /* [slot]: x and z in hi and lo part each, and a third part of x, because a small ridge makes x large. */
-    mesa_dense (*solutions)[MESA_PARTS];
+    /* [slot]: tiles of x and of z, in three parts each, because a small ridge makes them large. */
+    mesa_tile (*solutions)[SOLUTION_PARTS];
     float *read_terms;     /* [slot][64]: e^pre (do . S0 x - z . H0 x) */
     double *antisymmetric; /* [sequence][value head][SCAN_BLOCKS], see mesa_scan */
     float *z, *dk;     /* [work row][64]: z and dk of one value head, where value heads share a key head */
@@ -42,19 +42,18 @@ struct mesa_backward_params {
 
 /* ------------------------------------------------------------------ x and z */
 
-/* Splits x into PARTS bf16 parts and stores part n as matrix place[n] of a slot. */
+/* Stores x in parts. */
 template <int PARTS>
-static __device__ __forceinline__ void mesa_store_parts(mesa_dense *to, const mesa_rows &x,
-                                                        const int (&place)[PARTS])
+static __device__ __forceinline__ void mesa_store_solution(mesa_tile *to, const mesa_rows &x)
 {
     const int t0 = (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4;
 #pragma unroll
     for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
         uint32_t part[PARTS];
-        split_pair(part, x[e / 2][e % 2 * 2], x[e / 2][e % 2 * 2 + 1]);
+        mesa_split_pair(part, x[e / 2][e % 2 * 2], x[e / 2][e % 2 * 2 + 1]);
 #pragma unroll
         for (int i = 0; i < PARTS; i++)
-            *(uint32_t *)&to[place[i]][t0 + e % 2 * 8][e / 2 * 8 + (int)threadIdx.x % 4 * 2] = part[i];
+            *(uint32_t *)(to[i] + mesa_offset(t0, e / 2, e % 2)) = part[i];
     }
 }
 
@@ -101,63 +100,101 @@ struct mesa_adjoint_shared {
     /* H0 x, which waits here for its product with z, and do . S0 x: each element is its thread's own. */
     float4 h0_x[MESA_BLOCKS][MESA_THREADS];
     float do_s0_x[2][MESA_THREADS];
+    int needs_f64[MESA_WARPS];
+    mesa_chunk chunk; /* here so that it occupies no registers during the solves */
 };
+
+/* Stores x, and keeps what `read_terms` needs of it. grad_o: rows of do, which are loaded here. */
+static __device__ __forceinline__ void mesa_finish_x(const mesa_backward_params &s, mesa_adjoint_shared &all,
+                                                     mesa_rows &grad_o, const mesa_rows &x)
+{
+    float do_s0_x[2];
+    mesa_rows s0_x, h0_x;
+    weights_operand<2> a;
+    mesa_split(a, x);
+    wgmma_fence();
+    mesa_add<true, 2>(s0_x, a, all.solve.states[0], false);
+    mesa_add<true, 2>(h0_x, a, all.solve.states[1], false); /* H0 is symmetric */
+    wgmma_commit();
+    mesa_store_solution<X_PARTS>(s.solutions[mesa_slot(s.m, all.chunk)], x);
+    mesa_load_rows(grad_o, s.m.a.grad_o, all.chunk, all.chunk.h);
+    wgmma_wait<0>();
+    wgmma_results(s0_x), wgmma_results(h0_x);
+    mesa_dot(do_s0_x, grad_o, s0_x);
+    all.do_s0_x[0][threadIdx.x] = do_s0_x[0], all.do_s0_x[1][threadIdx.x] = do_s0_x[1];
+    mesa_keep(all.h0_x, h0_x);
+}
+
+/* Stores z and `read_terms`. */
+static __device__ __forceinline__ void mesa_finish_z(const mesa_backward_params &s,
+                                                     const mesa_adjoint_shared &all, const mesa_rows &z,
+                                                     const float (&decay)[2])
+{
+    const int lane = threadIdx.x % 32, t0 = (int)threadIdx.x / 32 * 16 + lane / 4;
+    const int64_t slot = mesa_slot(s.m, all.chunk);
+    float z_h0_x[2];
+    mesa_store_solution<Z_PARTS>(s.solutions[slot] + X_PARTS, z);
+    mesa_rows h0_x;
+    mesa_take(h0_x, all.h0_x);
+    mesa_dot(z_h0_x, z, h0_x);
+    if (lane % 4 == 0) {
+        float *terms = s.read_terms + slot * MESA_TOKENS + t0;
+        terms[0] = decay[0] * (all.do_s0_x[0][threadIdx.x] - z_h0_x[0]);
+        terms[8] = decay[1] * (all.do_s0_x[1][threadIdx.x] - z_h0_x[1]);
+    }
+}
 
 /* x, z and `read_terms` of a chunk, one thread block for each. */
 __global__ void __launch_bounds__(MESA_THREADS, 2)
     mesa_adjoint_kernel(const __grid_constant__ mesa_backward_params s)
 {
-    extern __shared__ __align__(16) char shared_memory[];
+    extern __shared__ __align__(1024) char shared_memory[];
     mesa_adjoint_shared &all = *(mesa_adjoint_shared *)shared_memory;
     mesa_solve_shared &sm = all.solve;
     mesa_begin();
     const mesa_chunk chunk = mesa_chunk_of_block(s.m);
     if (chunk.tokens <= 0) return;
     const loam_args &a = s.m.a;
-    const int64_t slot = mesa_slot(s.m, chunk);
+    mesa_rows x, r;
+    mesa_load_rows(r, a.q, chunk, chunk.key_head); /* comes while the rest is loaded */
+    if (threadIdx.x == 0) all.chunk = chunk;
     mesa_solve_load(s.m, sm, chunk);
     const int lane = threadIdx.x % 32, t0 = (int)threadIdx.x / 32 * 16 + lane / 4;
-    const float decay[2] = { expf((float)sm.sums[t0]), expf((float)sm.sums[t0 + 8]) };
-    mesa_rows x, y, r;
-    float do_s0_x[2], z_h0_x[2];
+    const float decay[2] = { exp2_fast(sm.sums[t0].x), exp2_fast(sm.sums[t0 + 8].x) };
     mesa_pair_weights(sm, decay);
-    mesa_load_rows(r, a.q, chunk, chunk.key_head);
-    mesa_scale_queries(r, s.m.p);
-    bool needs_f64 = mesa_solve_rows(x, r, sm, decay).needs_f64;
-    mesa_store_parts<3>(s.solutions[slot], x, { 0, 1, 4 });
-    clear(y);
-    mesa_multiply<true, 2>(y, x, sm.states[0]);
-    mesa_load_rows(r, a.grad_o, chunk, chunk.h);
-    mesa_dot(do_s0_x, r, y);
-    all.do_s0_x[0][threadIdx.x] = do_s0_x[0], all.do_s0_x[1][threadIdx.x] = do_s0_x[1];
-    mesa_apply<MAP_ADJOINT>(y, r, sm, decay);
-    clear(r);
-    mesa_multiply<false, 2>(r, x, sm.states[1]);
-    mesa_keep(all.h0_x, r);
-    needs_f64 |= mesa_solve_rows(x, y, sm, decay).needs_f64; /* z */
-    mesa_store_parts<2>(s.solutions[slot], x, { 2, 3 });
-    mesa_take(r, all.h0_x);
-    mesa_dot(z_h0_x, x, r);
-    if (lane % 4 == 0) {
-        s.read_terms[slot * MESA_TOKENS + t0] = decay[0] * (all.do_s0_x[0][threadIdx.x] - z_h0_x[0]);
-        s.read_terms[slot * MESA_TOKENS + t0 + 8] = decay[1] * (all.do_s0_x[1][threadIdx.x] - z_h0_x[1]);
+#pragma unroll 1 /* one solver for x and z: the kernel waits for instructions */
+    for (int side = 0; side < 2; side++) {
+        if (side) {
+            mesa_rows y;
+            mesa_apply<MAP_ADJOINT>(y, r, sm, decay);
+            memcpy(r, y, sizeof r);
+        } else {
+            mesa_scale_queries(r, s.m.p);
+        }
+        const bool needs_f64 = __any_sync(~0u, mesa_solve_rows(x, r, sm, decay).needs_f64);
+        int &flag = all.needs_f64[threadIdx.x / 32];
+        if (lane == 0) flag = needs_f64 || (side && flag);
+        if (side)
+            mesa_finish_z(s, all, x, decay);
+        else
+            mesa_finish_x(s, all, r, x);
     }
-    if (__syncthreads_or(needs_f64)) mesa_leave_to_f64(s, sm, chunk, slot, decay);
+    __syncthreads();
+    if (all.needs_f64[0] | all.needs_f64[1] | all.needs_f64[2] | all.needs_f64[3])
+        mesa_leave_to_f64(s, sm, all.chunk, mesa_slot(s.m, all.chunk), decay);
 }
 
 /* ------------------------------------------------------------------ the gradients of the states */
 
-static __device__ __forceinline__ void mesa_load_dense(mesa_tile &tile, const mesa_dense &from)
-{
-    for (int e = threadIdx.x; e < MESA_TOKENS * (MESA_DIM / 8); e += MESA_THREADS) {
-        const int t = e / (MESA_DIM / 8), c = e % (MESA_DIM / 8) * 8;
-        copy_async_16(&tile[t][c], &from[t][c]);
-    }
-}
-
 struct mesa_reverse_shared {
-    mesa_tile x[2], z[2], grad_o;
-    mesa_transpose transposed;
+    union {
+        struct {
+            mesa_tile x[2], z[2];
+        };
+        mesa_transpose transposed; /* once x and z have been read */
+    };
+    mesa_tile grad_o;
+    uint64_t loaded;              /* x and z are */
     float factor[2][MESA_TOKENS]; /* e^pre; -e^pre / 2 */
 };
 
@@ -179,27 +216,30 @@ static __device__ __forceinline__ void mesa_reverse_factors(mesa_reverse_shared 
 __global__ void __launch_bounds__(MESA_THREADS)
     mesa_reverse_write_kernel(const __grid_constant__ mesa_backward_params s)
 {
-    extern __shared__ __align__(16) char shared_memory[];
+    extern __shared__ __align__(1024) char shared_memory[];
     mesa_reverse_shared &sm = *(mesa_reverse_shared *)shared_memory;
     mesa_begin();
     const loam_args &a = s.m.a;
     const mesa_chunk chunk = mesa_chunk_of_block(s.m);
     if (chunk.tokens <= 0) return;
-    const mesa_dense *solutions = s.solutions[mesa_slot(s.m, chunk)];
-    mesa_load_dense(sm.x[0], solutions[0]), mesa_load_dense(sm.x[1], solutions[1]);
-    mesa_load_dense(sm.z[0], solutions[2]), mesa_load_dense(sm.z[1], solutions[3]);
+    const mesa_tile *solutions = s.solutions[mesa_slot(s.m, chunk)];
+    if (threadIdx.x == 0) {
+        mesa_expect(&sm.loaded, sizeof sm.x + sizeof sm.z);
+        load_bytes(sm.x, solutions[0], sizeof sm.x, &sm.loaded);
+        load_bytes(sm.z, solutions[X_PARTS], sizeof sm.z, &sm.loaded);
+    }
     mesa_load(sm.grad_o, a.grad_o, chunk, chunk.h);
     copy_async_commit();
     if (threadIdx.x < 32) mesa_reverse_factors(sm, s.m, chunk);
-    copy_async_wait<0>();
-    __syncthreads();
+    mesa_tiles_complete();
+    barrier_wait(&sm.loaded, 0);
     const int m = (int)threadIdx.x / 32 * 16;
     float *written = mesa_states(s.grads, s.m, chunk);
-    mesa_rows acc = {};
-    mesa_outer<1, 2>(acc, &sm.grad_o, sm.x, sm.factor[0], m);
+    mesa_rows acc;
+    mesa_outer<1, 2>(acc, &sm.grad_o, sm.x, sm.factor[0]);
     mesa_store_matrix(written, acc, m);
-    clear(acc);
-    mesa_outer<2, 2>(acc, sm.z, sm.x, sm.factor[1], m);
+    mesa_outer<2, 2>(acc, sm.z, sm.x, sm.factor[1]);
+    __syncthreads();
     mesa_add_transpose(acc, sm.transposed, m);
     mesa_store_matrix(written + MESA_DIM * MESA_DIM, acc, m);
 }
@@ -207,8 +247,10 @@ __global__ void __launch_bounds__(MESA_THREADS)
 /* ------------------------------------------------------------------ gradients of a chunk */
 
 struct mesa_gradient_shared {
-    mesa_tile k, v, grad_o, x[3], z[2], states[2][2];   /* states: dS and 2 dH, each in hi and lo part */
-    double sums[MESA_TOKENS];                           /* prefix sums of the gates */
+    mesa_tile k, v, grad_o, x[X_PARTS], z[Z_PARTS];
+    mesa_tile states[2][2];   /* dS and 2 dH, each in hi and lo part */
+    uint64_t loaded;          /* x and z are */
+    float2 sums[MESA_TOKENS]; /* prefix sums of the gates, as in mesa_solve_shared */
     float beta[MESA_TOKENS], inverse_norm[MESA_TOKENS]; /* inverse_norm: 1 / |k| */
     /* Terms of the gradients of the gates: pairs of a query, summed over the keys of a warp; pairs of a key,
      * summed over the queries; the write of a key as it reaches the end of the chunk; dS . S + dH . H,
@@ -227,7 +269,7 @@ static __device__ __forceinline__ void mesa_load_grad_states(const mesa_backward
 {
     const float *states = mesa_states(s.m.kept, s.m, chunk), *grads = mesa_states(s.grads, s.m, chunk);
     float dot = 0;
-#pragma unroll 4
+#pragma unroll 8 /* loads under way at a time */
     for (int e = threadIdx.x; e < 2 * MESA_DIM * (MESA_DIM / 4); e += MESA_THREADS) {
         const int row = e / (MESA_DIM / 4), c = e % (MESA_DIM / 4) * 4;
         float4 f = *(const float4 *)(grads + row * MESA_DIM + c);
@@ -247,38 +289,25 @@ static __device__ __forceinline__ void mesa_gradient_load(const mesa_backward_pa
                                                           int64_t slot)
 {
     const loam_args &a = s.m.a;
+    if (threadIdx.x == 0) {
+        mesa_expect(&sm.loaded, sizeof sm.x + sizeof sm.z);
+        load_bytes(sm.x, s.solutions[slot], sizeof sm.x + sizeof sm.z, &sm.loaded); /* x, and z after it */
+    }
     mesa_load(sm.k, a.k, chunk, chunk.key_head);
     mesa_load(sm.v, a.v, chunk, chunk.h);
     mesa_load(sm.grad_o, a.grad_o, chunk, chunk.h);
-    for (int part = 0; part < 2; part++) {
-        mesa_load_dense(sm.x[part], s.solutions[slot][part]);
-        mesa_load_dense(sm.z[part], s.solutions[slot][2 + part]);
-    }
-    mesa_load_dense(sm.x[2], s.solutions[slot][4]);
     copy_async_commit();
     mesa_load_grad_states(s, sm, chunk);
     if (threadIdx.x < 32) mesa_cumulative_log_decay(sm.sums, s.m, chunk);
     const float beta = mesa_load_scalar(a.beta, chunk, (int)threadIdx.x / 2);
-    copy_async_wait<0>();
-    __syncthreads();
+    mesa_tiles_complete();
     const float norm2 = s.m.p.feature_map == LOAM_FEATURES_UNIT ? mesa_norm2(sm.k) : 1;
     if (threadIdx.x % 2 == 0) {
         const int t = threadIdx.x / 2;
         sm.beta[t] = beta, sm.inverse_norm[t] = norm2 > 0 ? rsqrtf(norm2) : 0;
     }
     __syncthreads();
-}
-
-/* Loads the warp's rows of the features of k; inverse_norm: 1 / |k|, or 1. */
-static __device__ __forceinline__ void mesa_load_keys(mesa_rows &k, const mesa_gradient_shared &sm,
-                                                      const float (&inverse_norm)[2], int t0)
-{
-#pragma unroll
-    for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
-        const uint32_t pair = *(const uint32_t *)&sm.k[t0 + e % 2 * 8][e / 2 * 8 + (int)threadIdx.x % 4 * 2];
-        k[e / 2][e % 2 * 2] = unpack_first(pair) * inverse_norm[e % 2];
-        k[e / 2][e % 2 * 2 + 1] = unpack_second(pair) * inverse_norm[e % 2];
-    }
+    barrier_wait(&sm.loaded, 0);
 }
 
 /* The gradients of the gates of a chunk, by one warp; lane l has tokens 2 l and 2 l + 1. */
@@ -287,7 +316,7 @@ static __device__ __forceinline__ void mesa_store_gates(const mesa_backward_para
                                                         const mesa_chunk &chunk, int64_t slot)
 {
     const int lane = threadIdx.x % 32;
-    float state_dot = expf((float)sm.sums[MESA_TOKENS - 1]) *
+    float state_dot = exp2_fast(sm.sums[MESA_TOKENS - 1].x) *
                       (sm.state_dot[0] + sm.state_dot[1] + sm.state_dot[2] + sm.state_dot[3]);
     if (s.m.a.state_in.data && s.m.a.grad_state_out.data) {
         /* The antisymmetric parts of H and dH only decay, by all gates of the sequence: every gate
@@ -348,19 +377,6 @@ static __device__ __forceinline__ void mesa_feature_gradient(mesa_rows &y, const
     }
 }
 
-/* Stores dk of the warp's rows; k: their features. */
-static __device__ __forceinline__ void mesa_store_keys(const mesa_backward_params &s, const mesa_chunk &chunk,
-                                                       mesa_rows &dk, const mesa_rows &k,
-                                                       const float (&inverse_norm)[2], int j0)
-{
-    if (s.shared) {
-        mesa_store_parts(s.dk, s, chunk, dk, j0);
-    } else if (s.m.a.grad_k.data) {
-        if (s.m.p.feature_map == LOAM_FEATURES_UNIT) mesa_feature_gradient(dk, k, inverse_norm);
-        mesa_store_rows(s.m.a.grad_k, chunk, chunk.key_head, dk, j0);
-    }
-}
-
 /* The sum over the eight lanes that share columns of D. */
 static __device__ __forceinline__ float mesa_column_sum(float x)
 {
@@ -395,11 +411,11 @@ static __device__ __forceinline__ void mesa_store_queries(const mesa_backward_pa
         for (int row = 0; row < 2; row++) {
             float part[2][2] = {};
 #pragma unroll
-            for (int i = 0; i < 5; i++) {
-                const mesa_tile &from = i < 3 ? sm.x[2 - i] : sm.z[4 - i];
-                const uint32_t pair = *(const uint32_t *)&from[t0 + 8 * row][8 * n + t2];
-                part[i / 3][0] += unpack_first(pair);
-                part[i / 3][1] += unpack_second(pair);
+            for (int i = 0; i < SOLUTION_PARTS; i++) { /* from the least on */
+                const mesa_tile &from = i < X_PARTS ? sm.x[X_PARTS - 1 - i] : sm.z[SOLUTION_PARTS - 1 - i];
+                const uint32_t pair = *(const uint32_t *)&from[mesa_offset(t0, n, row)];
+                part[i >= X_PARTS][0] += unpack_first(pair);
+                part[i >= X_PARTS][1] += unpack_second(pair);
             }
 #pragma unroll
             for (int e = 0; e < 2; e++) {
@@ -447,33 +463,72 @@ static __device__ __forceinline__ mesa_key_rows mesa_own_keys(const mesa_gradien
     for (int row = 0; row < 2; row++) {
         const int j = own.j0 + 8 * row;
         own.inverse_norm[row] = sm.inverse_norm[j], own.beta[row] = sm.beta[j];
-        own.suf_decay[row] = expf((float)(sm.sums[MESA_TOKENS - 1] - sm.sums[j]));
+        own.suf_decay[row] = decay_between(sm.sums[MESA_TOKENS - 1], sm.sums[j]);
     }
     return own;
 }
 
-/* The weights of the pairs: kx = D (k . x), kz = D (k . z), vo = D (v . do). Leaves the terms of the gates in
- * sm.query_terms and `key_terms`; dbeta is their part of dbeta. */
-static __device__ __forceinline__ void mesa_pair_gradients(mesa_rows &kx, mesa_rows &kz, mesa_rows &vo,
+/* Loads the features of the warp's keys. */
+static __device__ __forceinline__ void mesa_load_keys(mesa_rows &k, const mesa_gradient_shared &sm,
+                                                      const mesa_key_rows &own)
+{
+#pragma unroll
+    for (int e = 0; e < 2 * MESA_BLOCKS; e++) {
+        const int row = e % 2;
+        const uint32_t pair = *(const uint32_t *)&sm.k[mesa_offset(own.j0, e / 2, row)];
+        k[e / 2][2 * row] = unpack_first(pair) * own.inverse_norm[row];
+        k[e / 2][2 * row + 1] = unpack_second(pair) * own.inverse_norm[row];
+    }
+}
+
+/* out = y . k for each of the thread's two rows. The keys are loaded each time: registers are few. */
+static __device__ __forceinline__ void mesa_dot_keys(float (&out)[2], const mesa_rows &y,
+                                                     const mesa_gradient_shared &sm, const mesa_key_rows &own)
+{
+    mesa_rows k;
+    mesa_load_keys(k, sm, own);
+    mesa_dot(out, y, k);
+}
+
+/* Stores dk of the warp's rows. */
+static __device__ __forceinline__ void mesa_store_keys(const mesa_backward_params &s,
+                                                       const mesa_gradient_shared &sm,
+                                                       const mesa_chunk &chunk, mesa_rows &dk,
+                                                       const mesa_key_rows &own)
+{
+    if (s.shared) {
+        mesa_store_parts(s.dk, s, chunk, dk, own.j0);
+    } else if (s.m.a.grad_k.data) {
+        if (s.m.p.feature_map == LOAM_FEATURES_UNIT) {
+            mesa_rows k;
+            mesa_load_keys(k, sm, own);
+            mesa_feature_gradient(dk, k, own.inverse_norm);
+        }
+        mesa_store_rows(s.m.a.grad_k, chunk, chunk.key_head, dk, own.j0);
+    }
+}
+
+/* Makes kx, the products k . x, D (k . x), and vo, of v . do, D (v . do - k . z): the difference is taken
+ * before it is multiplied by x, because where keys are few v . do and k . z are nearly the same, and x is
+ * large. Leaves the terms of the gates in sm.query_terms and `key_terms`; dbeta is the part of the pairs in
+ * dbeta. */
+static __device__ __forceinline__ void mesa_pair_gradients(mesa_rows &kx, mesa_rows &vo, const mesa_rows &kz,
                                                            float (&key_terms)[2], float (&dbeta)[2],
                                                            mesa_gradient_shared &sm, const mesa_key_rows &own)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t2 = lane % 4 * 2;
-    mesa_multiply_rows<true, 3>(kx, sm.k, sm.x, own.m);
-    mesa_multiply_rows<true, 2>(kz, sm.k, sm.z, own.m);
-    mesa_multiply_rows<true, 1>(vo, sm.v, &sm.grad_o, own.m);
 #pragma unroll
     for (int n = 0; n < MESA_BLOCKS; n++) {
         float column[2] = { 0, 0 };
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int t = 8 * n + t2 + e % 2, row = e / 2, j = own.j0 + 8 * row;
-            const float decay = t >= j ? expf((float)(sm.sums[t] - sm.sums[j])) : 0;
-            kx[n][e] *= own.inverse_norm[row], kz[n][e] *= own.inverse_norm[row];
-            const float both = decay * kx[n][e] * (vo[n][e] - kz[n][e]),
-                        pair = t > j ? own.beta[row] * both : 0;
+            const float decay = t >= j ? decay_between(sm.sums[t], sm.sums[j]) : 0;
+            kx[n][e] *= own.inverse_norm[row];
+            vo[n][e] = decay * fma(-own.inverse_norm[row], kz[n][e], vo[n][e]);
+            const float both = kx[n][e] * vo[n][e], pair = t > j ? own.beta[row] * both : 0;
             dbeta[row] += both;
-            kx[n][e] *= decay, kz[n][e] *= decay, vo[n][e] *= decay;
+            kx[n][e] *= decay;
             key_terms[row] += pair, column[e % 2] += pair;
         }
         column[0] = mesa_column_sum(column[0]), column[1] = mesa_column_sum(column[1]);
@@ -484,43 +539,58 @@ static __device__ __forceinline__ void mesa_pair_gradients(mesa_rows &kx, mesa_r
     dbeta[0] = quad_sum(dbeta[0]), dbeta[1] = quad_sum(dbeta[1]);
 }
 
-/* dv of the warp's rows. */
-static __device__ __forceinline__ void mesa_value_gradients(mesa_rows &dv, const mesa_rows &kx,
-                                                            const mesa_gradient_shared &sm,
-                                                            const mesa_key_rows &own)
-{
-    const float by[2] = { own.suf_decay[0] * own.inverse_norm[0], own.suf_decay[1] * own.inverse_norm[1] };
-    mesa_multiply_rows<true, 2>(dv, sm.k, sm.states[0], own.m);
-    mesa_scale(dv, by);
-    mesa_multiply<false, 1>(dv, kx, &sm.grad_o);
-    mesa_scale(dv, own.beta);
-}
-
-/* dk = beta (s + h) of the warp's rows, and end_terms, the part of s . k + h . k / 2 that comes from dS and
- * dH, for the writes that reach the end of the chunk. kx and kz change their sign. */
-static __device__ __forceinline__ void mesa_key_gradients(mesa_rows &dk, float (&end_terms)[2], mesa_rows &kx,
-                                                          mesa_rows &kz, const mesa_rows &vo,
-                                                          const mesa_rows &k, const mesa_gradient_shared &sm,
+/* Decays what comes from the end of the chunk: dv, of dS k, dk, of dS^T v, and h, of 2 dH k. Adds h to dk;
+ * end_terms is the part of s . k + h . k / 2 that comes from dS and dH, for the writes that reach the end. */
+static __device__ __forceinline__ void mesa_end_gradients(mesa_rows &dv, mesa_rows &dk, mesa_rows &h,
+                                                          float (&end_terms)[2],
+                                                          const mesa_gradient_shared &sm,
                                                           const mesa_key_rows &own)
 {
-    const float by[2] = { own.suf_decay[0] * own.inverse_norm[0], own.suf_decay[1] * own.inverse_norm[1] },
-                minus[2] = { -1, -1 };
+    const float by[2] = { own.suf_decay[0] * own.inverse_norm[0], own.suf_decay[1] * own.inverse_norm[1] };
     float part[2];
-    mesa_multiply_rows<false, 2>(dk, sm.v, sm.states[0], own.m);
-    mesa_scale(dk, own.suf_decay);
-    mesa_dot(end_terms, dk, k);
-    mesa_multiply<false, 2>(dk, vo, sm.x);
-    mesa_rows h = {};
-    mesa_multiply_rows<false, 2>(h, sm.k, sm.states[1], own.m);
-    mesa_scale(h, by);
-    mesa_dot(part, h, k);
+    mesa_scale(dv, by), mesa_scale(dk, own.suf_decay), mesa_scale(h, by);
+    mesa_dot_keys(end_terms, dk, sm, own), mesa_dot_keys(part, h, sm, own);
     end_terms[0] += part[0] / 2, end_terms[1] += part[1] / 2;
-    mesa_scale(kx, minus), mesa_scale(kz, minus);
-    mesa_multiply<false, 2>(h, kz, sm.x);
-    mesa_multiply<false, 2>(h, kx, sm.z);
 #pragma unroll
     for (int e = 0; e < 4 * MESA_BLOCKS; e++)
-        dk[e / 4][e % 4] = own.beta[e % 4 / 2] * (dk[e / 4][e % 4] + h[e / 4][e % 4]);
+        dk[e / 4][e % 4] += h[e / 4][e % 4];
+}
+
+/* dv and dk of the warp's rows, dk of features; the rest as in mesa_pair_gradients and mesa_end_gradients. */
+static __device__ __forceinline__ void mesa_token_gradients(mesa_rows &dv, mesa_rows &dk,
+                                                            float (&key_terms)[2], float (&dbeta)[2],
+                                                            float (&end_terms)[2], mesa_gradient_shared &sm,
+                                                            const mesa_key_rows &own)
+{
+    mesa_rows kx, kz, vo, h;
+    wgmma_fence();
+    mesa_add_rows<true, X_PARTS>(kx, sm.k, sm.x, false);
+    mesa_add_rows<true, Z_PARTS>(kz, sm.k, sm.z, false);
+    mesa_add_rows<true, 1>(vo, sm.v, &sm.grad_o, false);
+    wgmma_commit();
+    mesa_add_rows<true, 2>(dv, sm.k, sm.states[0], false);
+    mesa_add_rows<false, 2>(dk, sm.v, sm.states[0], false);
+    mesa_add_rows<true, 2>(h, sm.k, sm.states[1], false); /* dH is symmetric */
+    wgmma_commit();
+    wgmma_wait<1>();
+    wgmma_results(kx), wgmma_results(kz), wgmma_results(vo);
+    mesa_pair_gradients(kx, vo, kz, key_terms, dbeta, sm, own);
+    wgmma_wait<0>();
+    wgmma_results(dv), wgmma_results(dk), wgmma_results(h);
+    mesa_end_gradients(dv, dk, h, end_terms, sm, own);
+    weights_operand<2> a, b;
+    mesa_split(a, kx), mesa_split(b, vo);
+    wgmma_fence();
+    mesa_add<false, 1>(dv, a, &sm.grad_o, true);
+    mesa_add<false, 2>(dk, b, sm.x, true);
+    mesa_add<false, 2>(h, a, sm.z, false);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_results(dv), wgmma_results(dk), wgmma_results(h);
+    mesa_scale(dv, own.beta);
+#pragma unroll
+    for (int e = 0; e < 4 * MESA_BLOCKS; e++)
+        dk[e / 4][e % 4] = own.beta[e % 4 / 2] * (dk[e / 4][e % 4] - h[e / 4][e % 4]);
 }
 
 /* Leaves the terms of the gates that the thread's keys have, and stores dbeta. */
@@ -548,7 +618,7 @@ static __device__ __forceinline__ void mesa_store_key_terms(const loam_args &a, 
 __global__ void __launch_bounds__(MESA_THREADS, 2)
     mesa_gradient_kernel(const __grid_constant__ mesa_backward_params s)
 {
-    extern __shared__ __align__(16) char shared_memory[];
+    extern __shared__ __align__(1024) char shared_memory[];
     mesa_gradient_shared &sm = *(mesa_gradient_shared *)shared_memory;
     mesa_begin();
     const mesa_chunk chunk = mesa_chunk_of_block(s.m);
@@ -557,21 +627,14 @@ __global__ void __launch_bounds__(MESA_THREADS, 2)
     if (threadIdx.x == 0) sm.chunk = chunk;
     mesa_gradient_load(s, sm, chunk, mesa_slot(s.m, chunk));
     const mesa_key_rows own = mesa_own_keys(sm);
-    mesa_rows kx = {}, kz = {}, vo = {};
+    mesa_rows dv, dk;
     float key_terms[2] = { 0, 0 }, dbeta[2] = { 0, 0 }, end_terms[2];
-    mesa_pair_gradients(kx, kz, vo, key_terms, dbeta, sm, own);
-    {
-        mesa_rows dv = {};
-        mesa_value_gradients(dv, kx, sm, own);
-        if (a.grad_v.data) mesa_store_rows(a.grad_v, sm.chunk, sm.chunk.h, dv, own.j0);
-    }
-    mesa_rows dk = {}, k;
-    mesa_load_keys(k, sm, own.inverse_norm, own.j0);
-    mesa_key_gradients(dk, end_terms, kx, kz, vo, k, sm, own);
+    mesa_token_gradients(dv, dk, key_terms, dbeta, end_terms, sm, own);
+    if (a.grad_v.data) mesa_store_rows(a.grad_v, sm.chunk, sm.chunk.h, dv, own.j0);
     const mesa_chunk own_chunk = sm.chunk;
     const int64_t slot = mesa_slot(s.m, own_chunk);
     mesa_store_key_terms(a, sm, own_chunk, own, key_terms, end_terms, dbeta);
-    mesa_store_keys(s, own_chunk, dk, k, own.inverse_norm, own.j0);
+    mesa_store_keys(s, sm, own_chunk, dk, own);
     mesa_store_queries(s, sm, own_chunk, own.j0);
     __syncthreads();
     if (threadIdx.x < 32)

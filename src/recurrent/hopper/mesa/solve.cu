@@ -4,95 +4,130 @@
 #include "src/recurrent/hopper/mesa/backward.cuh"
 
 #include "src/recurrent/cuda/backward.cuh"
+#include "src/recurrent/cuda/solve_rows.cuh"
 #include "src/recurrent/hopper/chunks.cuh"
 
-/* o = S x for the tokens of a chunk that was solved in float64, one after another;
- * a thread has a row of S. */
-__global__ void __launch_bounds__(MESA_DIM) mesa_output_f64_kernel(const __grid_constant__ mesa_params s)
+/* ------------------------------------------------------------------ chunks in float64
+ *
+ * Four neighbouring threads share a row of S or H; thread n % 4 has every fourth column, from n % 4 on. */
+
+enum { MESA_SHARE = SOLVE_THREADS / MESA_DIM };
+
+/* o = S x for the tokens of the chunk, one after another. */
+static __device__ __forceinline__ void mesa_output_f64(const mesa_params &s, const mesa_chunk &chunk)
 {
     __shared__ double k[MESA_DIM], x[MESA_DIM];
-    mesa_begin();
-    const int64_t chunk = blockIdx.x % s.kept.per_sequence, head = blockIdx.x / s.kept.per_sequence;
-    const int64_t h = head % s.p.heads_v, first = chunk * MESA_TOKENS, key_head = recurrent_key_head(&s.p, h);
-    const recurrent_seq seq = recurrent_seq_at(&s.p, &s.a, head / s.p.heads_v);
-    if (first >= seq.len || !s.needs_f64[kept_slot(s.kept, s.p, seq, h, chunk)]) return;
-    const float *kept = kept_row(s.kept, s.p, seq, h, chunk, threadIdx.x);
-    double m[MESA_DIM];
+    const int row = threadIdx.x / MESA_SHARE, part = threadIdx.x % MESA_SHARE;
+    const float *kept = mesa_states(s.kept, s, chunk) + row * MESA_DIM;
+    double m[MESA_DIM / MESA_SHARE];
 #pragma unroll
-    for (int c = 0; c < MESA_DIM; c++)
-        m[c] = kept[c];
-    for (int64_t t = first; t < seq.len && t < first + MESA_TOKENS; t++) {
-        const int64_t token = seq.first + t;
+    for (int n = 0; n < MESA_DIM / MESA_SHARE; n++)
+        m[n] = kept[n * MESA_SHARE + part];
+    for (int t = 0; t < chunk.tokens; t++) {
+        const int64_t token = chunk.first + t, at = chunk.index * MESA_TOKENS + t;
         __syncthreads();
         if (threadIdx.x < 32)
-            stage_features<4>(k, s.p, s.a.k.data, RECURRENT_AT(s.a.k, seq.b, key_head, token), 1.0);
-        x[threadIdx.x] = s.x[recurrent_work_row(&s.p, &seq, h, t) * MESA_DIM + threadIdx.x];
+            stage_features<4>(k, s.p, s.a.k.data, RECURRENT_AT(s.a.k, chunk.seq.b, chunk.key_head, token),
+                              1.0);
+        else if (threadIdx.x < 32 + MESA_DIM)
+            x[threadIdx.x - 32] =
+                s.x[recurrent_work_row(&s.p, &chunk.seq, chunk.h, at) * MESA_DIM + threadIdx.x - 32];
         __syncthreads();
-        const double decay = exp(
-            (double)((const float *)s.a.log_decay.data)[RECURRENT_AT(s.a.log_decay, seq.b, h, token)]);
-        const double v = load_real<double>(s.a.v.data, s.p.dtype,
-                                           RECURRENT_AT(s.a.v, seq.b, h, token) + threadIdx.x);
-        const double u = v * beta_of<double>(s.form, s.a, seq, h, t);
+        const double decay = exp((double)mesa_load_scalar(s.a.log_decay, chunk, t));
+        const int64_t v = RECURRENT_AT(s.a.v, chunk.seq.b, chunk.h, token) + row;
+        const double u = load_real<double>(s.a.v.data, s.p.dtype, v) *
+                         beta_of<double>(s.form, s.a, chunk.seq, chunk.h, at);
         double o = 0;
 #pragma unroll
-        for (int c = 0; c < MESA_DIM; c++) {
-            m[c] = fma(u, k[c], m[c] * decay);
-            o = fma(m[c], x[c], o);
+        for (int n = 0; n < MESA_DIM / MESA_SHARE; n++) {
+            m[n] = fma(u, k[n * MESA_SHARE + part], m[n] * decay);
+            o = fma(m[n], x[n * MESA_SHARE + part], o);
         }
-        store_real(s.a.o.data, s.p.dtype, RECURRENT_AT(s.a.o, seq.b, h, token) + threadIdx.x, (float)o);
+        o = quad_sum(o);
+        if (part == 0)
+            store_real(s.a.o.data, s.p.dtype, RECURRENT_AT(s.a.o, chunk.seq.b, chunk.h, token) + row,
+                       (float)o);
     }
 }
 
-/* Backward for such a chunk: stores x and z in bf16 parts, and `read_terms`, the terms of S0 and H0 in the
- * gradients of the gates. */
-__global__ void __launch_bounds__(MESA_DIM)
-    mesa_adjoint_f64_kernel(const __grid_constant__ mesa_backward_params s)
+/* Stores x and z of the chunk in bf16 parts, and `read_terms`, the terms of S0 and H0 in the gradients of the
+ * gates. */
+static __device__ __forceinline__ void mesa_adjoint_f64(const mesa_backward_params &s,
+                                                        const mesa_chunk &chunk)
 {
-    __shared__ double x[MESA_DIM], sums[MESA_DIM];
-    mesa_begin();
-    const mesa_chunk chunk = mesa_chunk_of_block(s.m);
-    const int r = threadIdx.x;
-    if (chunk.tokens <= 0) return;
+    __shared__ double solution[2][MESA_DIM], sums[MESA_DIM];
+    const int row = threadIdx.x / MESA_SHARE, part = threadIdx.x % MESA_SHARE;
     const int64_t slot = mesa_slot(s.m, chunk);
-    if (!s.m.needs_f64[slot]) return;
-    const float *kept = mesa_states(s.m.kept, s.m, chunk);
+    const float *S = mesa_states(s.m.kept, s.m, chunk) + row * MESA_DIM, *H = S + MESA_DIM * MESA_DIM;
     double pre = 0;
     for (int t = 0; t < chunk.tokens; t++) {
-        const int64_t row = recurrent_work_row(&s.m.p, &chunk.seq, chunk.h, chunk.index * MESA_TOKENS + t) *
-                            MESA_DIM;
-        const double z = s.dx[row + r];
+        const int64_t at = recurrent_work_row(&s.m.p, &chunk.seq, chunk.h, chunk.index * MESA_TOKENS + t) *
+                           MESA_DIM;
         __syncthreads();
-        x[r] = s.m.x[row + r];
-        __syncthreads();
-        for (int side = 0; side < 2; side++) {
-            const int places[] = { 2 * side, 2 * side + 1, 4 };
-            double rest = side ? z : x[r];
-            for (int part = 0; part < (side ? 2 : 3); part++) {
+        if (threadIdx.x < 2 * MESA_DIM) {
+            const int side = threadIdx.x / MESA_DIM, c = threadIdx.x % MESA_DIM;
+            double rest = (side ? s.dx : s.m.x)[at + c];
+            solution[side][c] = rest;
+            for (int n = 0; n < (side ? Z_PARTS : X_PARTS); n++) {
                 const __nv_bfloat16 high = __float2bfloat16_rn((float)rest);
-                s.solutions[slot][places[part]][t][r] = high;
+                s.solutions[slot][X_PARTS * side + n][swizzled(t, c)] = high;
                 rest -= (double)__bfloat162float(high);
             }
         }
-        double s0_x = 0, h0_x = 0;
-        for (int c = 0; c < MESA_DIM; c++) {
-            const float *H = kept + MESA_DIM * MESA_DIM;
-            s0_x = fma((double)kept[r * MESA_DIM + c], x[c], s0_x);
-            h0_x = fma(((double)H[r * MESA_DIM + c] + (double)H[c * MESA_DIM + r]) / 2, x[c], h0_x);
-        }
-        const double grad_o = load_real<double>(
-            s.m.a.grad_o.data, s.m.p.dtype,
-            RECURRENT_AT(s.m.a.grad_o, chunk.seq.b, chunk.h, chunk.first + t) + r);
-        sums[r] = grad_o * s0_x - z * h0_x;
         __syncthreads();
-        pre += (double)((const float *)s.m.a.log_decay
-                            .data)[RECURRENT_AT(s.m.a.log_decay, chunk.seq.b, chunk.h, chunk.first + t)];
-        if (r == 0) {
+        double s0_x = 0, h0_x = 0;
+        for (int c = part; c < MESA_DIM; c += MESA_SHARE)
+            s0_x = fma((double)S[c], solution[0][c], s0_x), h0_x = fma((double)H[c], solution[0][c], h0_x);
+        s0_x = quad_sum(s0_x), h0_x = quad_sum(h0_x);
+        const int64_t o = RECURRENT_AT(s.m.a.grad_o, chunk.seq.b, chunk.h, chunk.first + t) + row;
+        if (part == 0)
+            sums[row] = load_real<double>(s.m.a.grad_o.data, s.m.p.dtype, o) * s0_x - solution[1][row] * h0_x;
+        __syncthreads();
+        pre += (double)mesa_load_scalar(s.m.a.log_decay, chunk, t);
+        if (threadIdx.x == 0) {
             double sum = 0;
             for (int c = 0; c < MESA_DIM; c++)
                 sum += sums[c];
             s.read_terms[slot * MESA_TOKENS + t] = (float)(exp(pre) * sum);
         }
     }
+}
+
+/* Solves the chunk of the block in float64 if it is flagged: true, in all threads, if it was. */
+static __device__ __forceinline__ bool mesa_solve_f64(const mesa_params &s, const solve &f64,
+                                                      const mesa_chunk &chunk)
+{
+    extern __shared__ __align__(1024) char shared_memory[];
+    if (chunk.tokens <= 0 || !s.needs_f64[mesa_slot(s, chunk)]) return false;
+    solve_chunk(f64, shared_memory, chunk.seq, chunk.h, chunk.index * MESA_TOKENS,
+                mesa_states(s.kept, s, chunk) + MESA_DIM * MESA_DIM, MESA_DIM, NULL);
+    __syncthreads();
+    return true;
+}
+
+/* The chunks that are flagged, one thread block for each chunk. */
+__global__ void __launch_bounds__(SOLVE_THREADS, 3)
+    mesa_output_f64_kernel(const __grid_constant__ mesa_params s, const __grid_constant__ solve f64)
+{
+    mesa_begin();
+    const mesa_chunk chunk = mesa_chunk_of_block(s);
+    if (mesa_solve_f64(s, f64, chunk)) mesa_output_f64(s, chunk);
+}
+
+__global__ void __launch_bounds__(SOLVE_THREADS, 3)
+    mesa_adjoint_f64_kernel(const __grid_constant__ mesa_backward_params s, const __grid_constant__ solve f64)
+{
+    mesa_begin();
+    const mesa_chunk chunk = mesa_chunk_of_block(s.m);
+    if (mesa_solve_f64(s.m, f64, chunk)) mesa_adjoint_f64(s, chunk);
+}
+
+/* What the solver in float64 takes; dx, if not NULL, becomes z. */
+static solve f64_of(const mesa_params &s, double *dx)
+{
+    solve f64 = {};
+    f64.p = s.p, f64.a = s.a, f64.form = s.form, f64.x = s.x, f64.dx = dx, f64.parts = dx ? 1 : 0;
+    return f64;
 }
 
 static mesa_params mesa_carve(const loam_problem *p, const loam_args *a, arena *pool)
@@ -102,6 +137,7 @@ static mesa_params mesa_carve(const loam_problem *p, const loam_args *a, arena *
     s.p = *p, s.form = *recurrent_form_of(p->mechanism);
     if (a) s.a = *a;
     s.kept = kept_carve<float>(p, MESA_TOKENS, 2 * MESA_DIM, pool);
+    s.chunks = (unsigned)s.kept.per_sequence, s.group = (unsigned)(p->heads_v / p->heads_q);
     const size_t slots = size_mul((size_t)s.kept.per_head, (size_t)p->heads_v);
     s.h_in = (float *)arena_take(
         pool, size_mul(size_mul((size_t)p->batch, (size_t)p->heads_v), MESA_DIM * MESA_DIM), sizeof(float));
@@ -164,9 +200,8 @@ loam_status recurrent_mesa_hopper(const loam_problem *p, const loam_args *a, loa
     if (chunks > 0) {
         TRY(cuda_launch("mesa_solve_kernel", mesa_solve_kernel, chunks, MESA_THREADS,
                         sizeof(mesa_solve_shared), a->stream, true, error, s));
-        TRY(recurrent_solve_rest_cuda(p, a, &s.kept, s.needs_f64, s.x, NULL, error));
-        TRY(cuda_launch("mesa_output_f64_kernel", mesa_output_f64_kernel, chunks, MESA_DIM, 0, a->stream,
-                        true, error, s));
+        TRY(cuda_launch("mesa_output_f64_kernel", mesa_output_f64_kernel, chunks, SOLVE_THREADS,
+                        solve_shared_bytes(MESA_DIM), a->stream, true, error, s, f64_of(s, NULL)));
     }
     return loam_succeed(error);
 }
@@ -183,7 +218,7 @@ static mesa_backward_params backward_carve(const loam_problem *p, const loam_arg
     const size_t slots = size_mul((size_t)s.m.kept.per_head, heads_v);
     s.shared = p->heads_v > p->heads_q;
     s.grads = kept_carve<float>(p, MESA_TOKENS, 2 * MESA_DIM, pool);
-    s.solutions = (mesa_dense(*)[MESA_PARTS])arena_take(pool, slots, sizeof(mesa_dense) * MESA_PARTS);
+    s.solutions = (mesa_tile(*)[SOLUTION_PARTS])arena_take(pool, slots, sizeof *s.solutions);
     s.read_terms = (float *)arena_take(pool, size_mul(slots, MESA_TOKENS), sizeof(float));
     s.antisymmetric = (double *)arena_take(pool, size_mul(size_mul((size_t)p->batch, heads_v), SCAN_BLOCKS),
                                            sizeof(double));
@@ -241,9 +276,8 @@ static loam_status backward(const mesa_backward_params &s, loam_error *error)
     if (chunks > 0) {
         TRY(cuda_launch("mesa_adjoint_kernel", mesa_adjoint_kernel, chunks, MESA_THREADS,
                         sizeof(mesa_adjoint_shared), a->stream, true, error, s));
-        TRY(recurrent_solve_rest_cuda(p, a, &s.m.kept, s.m.needs_f64, s.m.x, s.dx, error));
-        TRY(cuda_launch("mesa_adjoint_f64_kernel", mesa_adjoint_f64_kernel, chunks, MESA_DIM, 0, a->stream,
-                        true, error, s));
+        TRY(cuda_launch("mesa_adjoint_f64_kernel", mesa_adjoint_f64_kernel, chunks, SOLVE_THREADS,
+                        solve_shared_bytes(MESA_DIM), a->stream, true, error, s, f64_of(s.m, s.dx)));
     }
     TRY(grad_states(s, error));
     return chunks > 0 ? cuda_launch("mesa_gradient_kernel", mesa_gradient_kernel, chunks, MESA_THREADS,
@@ -265,9 +299,10 @@ loam_status recurrent_mesa_backward_hopper(const loam_problem *p, const loam_arg
     backward_work<float> w;
     const mesa_backward_params s = backward_carve(p, &a, &w, &pool);
     const size_t slots = (size_t)(s.m.kept.per_head * p->heads_v);
-    /* unused slots must add 0 to the sums over slots */
-    TRY(cuda_check(cudaMemsetAsync(s.sums, 0, slots * MESA_SUMS * sizeof(float), (cudaStream_t)a.stream),
-                   "cudaMemsetAsync", error));
+    if (sequence_packed(p)) { /* unused slots must add 0 to the sums over slots */
+        TRY(cuda_check(cudaMemsetAsync(s.sums, 0, slots * MESA_SUMS * sizeof(float), (cudaStream_t)a.stream),
+                       "cudaMemsetAsync", error));
+    }
     TRY(p->batch > 0 ? backward(s, error) : LOAM_OK);
     if (a.grad_ridge.data || a.grad_scale) TRY(sums(s, error));
     if (s.shared) {

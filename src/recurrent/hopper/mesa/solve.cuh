@@ -11,9 +11,9 @@
  *
  *     A P = P Lambda + e^pre (P H0) + ((P K^T) o W) K,   o = e^pre (X S0^T) + ((X K^T) o W) V
  *
- * A warp solves the systems of 16 rows without waiting for other warps. Operands from registers are split
- * into hi and lo parts, and so are the states; keys and values are exact in bf16. For keys of length 1 the
- * tiles have the keys as given, and W includes the factors 1 / |k|. */
+ * The rows of a step are an operand from registers, split into hi and lo parts, as the states are; keys and
+ * values are exact in bf16. For keys of length 1 the tiles have the keys as given, and W includes the factors
+ * 1 / |k|. */
 #ifndef LOAM_RECURRENT_HOPPER_MESA_SOLVE_CUH
 #define LOAM_RECURRENT_HOPPER_MESA_SOLVE_CUH
 
@@ -24,7 +24,7 @@
 struct mesa_solve_shared {
     mesa_tile k, v, states[2][2];                /* states: S0 and H0, each in hi and lo part */
     float4 weights[MESA_WARPS][MESA_BLOCKS][32]; /* W in the layout of D, one float4 for each lane */
-    double sums[MESA_TOKENS];                    /* pre */
+    float2 sums[MESA_TOKENS];                    /* pre, in the log2 domain, hi and lo part */
     float key_weight[MESA_TOKENS],
         norm[MESA_TOKENS]; /* beta / |k|^2 and |k|; beta and 1 without a feature map */
     float ridge[MESA_DIM],
@@ -41,34 +41,18 @@ template <mesa_map MAP>
 static __device__ __forceinline__ void mesa_apply(mesa_rows &y, const mesa_rows &x,
                                                   const mesa_solve_shared &sm, const float (&decay)[2])
 {
-    /* the shuffle tells that all lanes have the same */
-    const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0), lane = threadIdx.x % 32, t2 = lane % 4 * 2,
-              causal = 2 * warp + 2; /* blocks of keys up to the last row of the warp */
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t2 = lane % 4 * 2;
     const mesa_tile &from = MAP == MAP_ADJOINT ? sm.v : sm.k, &to = MAP == MAP_OUTPUT ? sm.v : sm.k;
-    mesa_rows pairs = {};
-    clear(y);
-    mesa_group keys[2], b[2][2];
-    const auto load = [&](int g) { /* group g % 2 of the products with columns 16 (g / 2) .. */
-                                   mesa_load_group<true>(keys[g % 2], from, g / 2, g % 2 * MESA_GROUP);
-                                   mesa_load_parts<MAP == MAP_OUTPUT>(b[g % 2], sm.states[MAP == MAP_SYSTEM],
-                                                                      g / 2, g % 2 * MESA_GROUP);
-    };
-    load(0);
-#pragma unroll
-    for (int k = 0; k < MESA_BLOCKS / 2; k++) {
-        operand_a<2> a;
-        mesa_operand(a, x, k);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int n = i * MESA_GROUP;
-            if (2 * k + i + 1 < MESA_BLOCKS) load(2 * k + i + 1);
-            mesa_add_group(pairs, a.part[1], keys[i], n, causal);
-#pragma unroll
-            for (int term = 2; term >= 0; term--)
-                mesa_add_term<2>(term, y, a, b[i], n);
-            mesa_add_group(pairs, a.part[0], keys[i], n, causal);
-        }
-    }
+    mesa_rows pairs;
+    weights_operand<2> a;
+    mesa_split(a, x);
+    wgmma_fence();
+    mesa_add<true, 1>(pairs, a, &from, false);
+    wgmma_commit();
+    mesa_add<MAP != MAP_ADJOINT, 2>(y, a, sm.states[MAP == MAP_SYSTEM], false); /* H0 is symmetric */
+    wgmma_commit();
+    wgmma_wait<1>();
+    wgmma_results(pairs);
 #pragma unroll
     for (int n = 0; n < MESA_BLOCKS; n++) {
         const float4 w = sm.weights[warp][n][lane];
@@ -77,18 +61,15 @@ static __device__ __forceinline__ void mesa_apply(mesa_rows &y, const mesa_rows 
             const float2 norm = *(const float2 *)&sm.norm[8 * n + t2];
             pairs[n][0] *= norm.x, pairs[n][1] *= norm.y, pairs[n][2] *= norm.x, pairs[n][3] *= norm.y;
         }
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            y[n][e] *= decay[e / 2];
     }
-#pragma unroll
-    for (int k = 0; k < MESA_BLOCKS / 2; k++) {
-        if (k <= warp) {
-            operand_a<2> a;
-            mesa_operand(a, pairs, k);
-            mesa_product<false, 1>(y, a, &to, k);
-        }
-    }
+    weights_operand<2> weighted;
+    mesa_split(weighted, pairs);
+    wgmma_wait<0>();
+    wgmma_results(y);
+    mesa_scale(y, decay);
+    wgmma_fence();
+    mesa_add<false, 1>(y, weighted, &to, true);
+    mesa_wait(y);
 }
 
 /* y += x Diag(ridge) */
@@ -125,8 +106,7 @@ static __device__ __forceinline__ void mesa_solve_load(const mesa_params &s, mes
         sm.ridge[c] = (float)recurrent_ridge(&s.p, &s.a, chunk.h, c);
     }
     const float beta = mesa_load_scalar(s.a.beta, chunk, (int)threadIdx.x / 2);
-    copy_async_wait<0>();
-    __syncthreads();
+    mesa_tiles_complete();
     const float norm2 = s.p.feature_map == LOAM_FEATURES_UNIT ? mesa_norm2(sm.k) : 1;
     if (threadIdx.x % 2 == 0) {
         sm.key_weight[threadIdx.x / 2] = norm2 > 0 ? beta / norm2 : 0;
@@ -141,7 +121,7 @@ static __device__ __forceinline__ void mesa_trace_of_state(float (&trace)[2], co
 {
     float state = 0, ridge = 0;
     for (int c = threadIdx.x % 32; c < MESA_DIM; c += 32)
-        state += __bfloat162float(sm.states[1][0][c][c]), ridge += sm.ridge[c];
+        state += __bfloat162float(sm.states[1][0][swizzled(c, c)]), ridge += sm.ridge[c];
     state = row_sum<32>(state), ridge = row_sum<32>(ridge);
     trace[0] = decay[0] * state + ridge, trace[1] = decay[1] * state + ridge;
 }
@@ -157,7 +137,7 @@ static __device__ __forceinline__ void mesa_pair_weights(mesa_solve_shared &sm, 
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int t = t0 + e / 2 * 8, i = 8 * n + lane % 4 * 2 + e % 2;
-            w[e] = i <= t ? expf((float)(sm.sums[t] - sm.sums[i])) * sm.key_weight[i] : 0;
+            w[e] = i <= t ? decay_between(sm.sums[t], sm.sums[i]) * sm.key_weight[i] : 0;
             trace[e / 2] = fma(w[e] * sm.norm[i], sm.norm[i], trace[e / 2]);
         }
         sm.weights[warp][n][lane] = make_float4(w[0], w[1], w[2], w[3]);
@@ -230,9 +210,10 @@ enum { MESA_MOST_STEPS = 96 };
 #define PRODUCT_ERROR 3.8e-6f
 #define PRODUCT_ERROR_MAX 1e-3f
 
-/* Conjugate gradients for A x = b from x = 0, for the 16 rows of the warp, until |r|^2 <= tolerance2 in
- * each row or for MESA_MOST_STEPS steps. r is b on entry and the residual on return; residual2 is |r|^2.
- * Returns the number of steps. */
+/* Conjugate gradients for A x = b from x = 0, for the 64 rows of the chunk, until |r|^2 <= tolerance2 in
+ * each row or for MESA_MOST_STEPS steps; a row that has ended stays as it is. r is b on entry and the
+ * residual on return; residual2 is |r|^2. Returns the number of steps in which one of the warp's rows had
+ * not ended. */
 static __device__ __forceinline__ int mesa_cg(mesa_rows &x, mesa_rows &r, const mesa_solve_shared &sm,
                                               const float (&decay)[2], const float (&tolerance2)[2],
                                               float (&residual2)[2])
@@ -242,8 +223,10 @@ static __device__ __forceinline__ int mesa_cg(mesa_rows &x, mesa_rows &r, const 
     memcpy(p, r, sizeof p);
     mesa_dot(residual2, r, r);
     int steps = 0;
-    for (; steps < MESA_MOST_STEPS; steps++) {
-        if (!__any_sync(~0u, residual2[0] > tolerance2[0] || residual2[1] > tolerance2[1])) break;
+    for (int step = 0; step < MESA_MOST_STEPS; step++) {
+        const bool active = residual2[0] > tolerance2[0] || residual2[1] > tolerance2[1];
+        if (!__syncthreads_or(active)) break;
+        steps += __any_sync(~0u, active) ? 1 : 0;
         float curvature[2], alpha[2], next[2], beta[2];
         mesa_apply<MAP_SYSTEM>(y, p, sm, decay);
         mesa_add_ridge(y, p, sm.ridge);
@@ -251,7 +234,7 @@ static __device__ __forceinline__ int mesa_cg(mesa_rows &x, mesa_rows &r, const 
 #pragma unroll
         for (int row = 0; row < 2; row++) {
             alpha[row] = residual2[row] > tolerance2[row] && curvature[row] > 0
-                             ? residual2[row] / curvature[row]
+                             ? __fdividef(residual2[row], curvature[row])
                              : 0;
         }
 #pragma unroll
@@ -262,7 +245,7 @@ static __device__ __forceinline__ int mesa_cg(mesa_rows &x, mesa_rows &r, const 
         mesa_dot(next, r, r);
 #pragma unroll
         for (int row = 0; row < 2; row++) {
-            beta[row] = residual2[row] > 0 ? next[row] / residual2[row] : 0;
+            beta[row] = residual2[row] > 0 ? __fdividef(next[row], residual2[row]) : 0;
             residual2[row] = next[row];
         }
 #pragma unroll
@@ -279,7 +262,7 @@ struct mesa_outcome {
     bool needs_f64;
 };
 
-/* Solves A x = r for the warp's rows; r is overwritten. */
+/* Solves A x = r; r is overwritten. */
 static __device__ __forceinline__ mesa_outcome mesa_solve_rows(mesa_rows &x, mesa_rows &r,
                                                                const mesa_solve_shared &sm,
                                                                const float (&decay)[2])
@@ -306,17 +289,17 @@ static __device__ __forceinline__ mesa_outcome mesa_solve_rows(mesa_rows &x, mes
 /* Forward: x, o and info of a chunk, one thread block for each. */
 __global__ void __launch_bounds__(MESA_THREADS, 2) mesa_solve_kernel(const __grid_constant__ mesa_params s)
 {
-    extern __shared__ __align__(16) char shared_memory[];
+    extern __shared__ __align__(1024) char shared_memory[];
     mesa_solve_shared &sm = *(mesa_solve_shared *)shared_memory;
     mesa_begin();
     const mesa_chunk chunk = mesa_chunk_of_block(s);
     if (chunk.tokens <= 0) return;
+    mesa_rows x, r;
+    mesa_load_rows(r, s.a.q, chunk, chunk.key_head); /* comes while the rest is loaded */
     mesa_solve_load(s, sm, chunk);
     const int lane = threadIdx.x % 32, t0 = (int)threadIdx.x / 32 * 16 + lane / 4;
-    const float decay[2] = { expf((float)sm.sums[t0]), expf((float)sm.sums[t0 + 8]) };
-    mesa_rows x, r;
+    const float decay[2] = { exp2_fast(sm.sums[t0].x), exp2_fast(sm.sums[t0 + 8].x) };
     mesa_pair_weights(sm, decay);
-    mesa_load_rows(r, s.a.q, chunk, chunk.key_head);
     mesa_scale_queries(r, s.p);
     const mesa_outcome outcome = mesa_solve_rows(x, r, sm, decay);
     if (__any_sync(~0u, outcome.needs_f64) && lane == 0) s.needs_f64[mesa_slot(s, chunk)] = 1;

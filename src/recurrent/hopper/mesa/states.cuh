@@ -23,33 +23,34 @@
  * conflicts of both accesses. */
 typedef float mesa_transpose[MESA_DIM][MESA_DIM + 4];
 
-/* acc += (columns m .. m + 15 of `rows`)^T Diag(factor) x, where `rows` is the sum of ROW_PARTS tiles and x
- * the sum of PARTS tiles. */
+/* acc = (columns of `rows`)^T Diag(factor) x, where `rows` is the sum of ROW_PARTS tiles and x the sum of
+ * PARTS tiles. */
 template <int ROW_PARTS, int PARTS>
 static __device__ __forceinline__ void mesa_outer(mesa_rows &acc, const mesa_tile *rows, const mesa_tile *x,
-                                                  const float *factor, int m)
+                                                  const float *factor)
 {
-    const int lane = threadIdx.x % 32, t2 = lane % 4 * 2;
+    const int t2 = (int)threadIdx.x % 4 * 2;
+    uint32_t raw[ROW_PARTS][4][4];
+    weights_operand<2> u;
 #pragma unroll
-    for (int step = 0; step < MESA_TOKENS; step += 16) {
-        uint32_t raw[2][4] = {};
-        operand_a<2> u;
+    for (int part = 0; part < ROW_PARTS; part++)
+        load_transposed(raw[part], rows[part]);
 #pragma unroll
-        for (int part = 0; part < ROW_PARTS; part++) {
-            load_matrices_transposed(raw[part],
-                                     &rows[part][step + lane / 16 * 8 + lane % 8][m + lane / 8 % 2 * 8]);
+    for (int e = 0; e < 16; e++) {
+        const float2 by = *(const float2 *)&factor[e / 4 * 16 + t2 + e % 4 / 2 * 8];
+        float first = 0, second = 0;
+        uint32_t part[2];
+#pragma unroll
+        for (int n = 0; n < ROW_PARTS; n++) {
+            first += unpack_first(raw[n][e / 4][e % 4]);
+            second += unpack_second(raw[n][e / 4][e % 4]);
         }
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const float2 by = *(const float2 *)&factor[step + t2 + e / 2 * 8];
-            const float first = unpack_first(raw[0][e]) + unpack_first(raw[1][e]),
-                        second = unpack_second(raw[0][e]) + unpack_second(raw[1][e]);
-            uint32_t part[2];
-            split_pair(part, first * by.x, second * by.y);
-            u.part[0][e] = part[0], u.part[1][e] = part[1];
-        }
-        mesa_product<false, PARTS>(acc, u, x, step / 16);
+        mesa_split_pair(part, first * by.x, second * by.y);
+        u.part[0][e / 4][e % 4] = part[0], u.part[1][e / 4][e % 4] = part[1];
     }
+    wgmma_fence();
+    mesa_add<false, PARTS>(acc, u, x, false);
+    mesa_wait(acc);
 }
 
 /* Stores the warp's rows m .. m + 15 of a 64 x 64 matrix. */
@@ -126,7 +127,7 @@ static __device__ __forceinline__ void mesa_write_decays(const mesa_params &s, m
  * one thread block for each. */
 __global__ void __launch_bounds__(MESA_THREADS) mesa_write_kernel(const __grid_constant__ mesa_params s)
 {
-    extern __shared__ __align__(16) char shared_memory[];
+    extern __shared__ __align__(1024) char shared_memory[];
     mesa_write_shared &sm = *(mesa_write_shared *)shared_memory;
     const loam_args &a = s.a;
     mesa_begin();
@@ -139,8 +140,7 @@ __global__ void __launch_bounds__(MESA_THREADS) mesa_write_kernel(const __grid_c
     copy_async_commit();
     const float beta = mesa_load_scalar(a.beta, chunk, (int)threadIdx.x / 2);
     if (threadIdx.x < 32) mesa_write_decays(s, sm, chunk, slot);
-    copy_async_wait<0>();
-    __syncthreads();
+    mesa_tiles_complete();
     const float norm2 = s.p.feature_map == LOAM_FEATURES_UNIT ? mesa_norm2(sm.k) : 1;
     if (threadIdx.x % 2 == 0) {
         const int t = threadIdx.x / 2;
@@ -150,18 +150,17 @@ __global__ void __launch_bounds__(MESA_THREADS) mesa_write_kernel(const __grid_c
     __syncthreads();
     const int m = (int)threadIdx.x / 32 * 16;
     float *written = mesa_states(s.kept, s, chunk);
-    mesa_rows acc = {};
-    mesa_outer<1, 1>(acc, &sm.v, &sm.k, sm.factor[0], m);
+    mesa_rows acc;
+    mesa_outer<1, 1>(acc, &sm.v, &sm.k, sm.factor[0]);
     mesa_store_matrix(written, acc, m);
-    clear(acc);
-    mesa_outer<1, 1>(acc, &sm.k, &sm.k, sm.factor[1], m);
+    mesa_outer<1, 1>(acc, &sm.k, &sm.k, sm.factor[1]);
     mesa_add_transpose(acc, sm.transposed, m);
     mesa_store_matrix(written + MESA_DIM * MESA_DIM, acc, m);
 }
 
 /* ------------------------------------------------------------------ the scan */
 
-enum { SCAN_THREADS = 64, SCAN_PREFETCH = 16, SCAN_BLOCKS = 2 * MESA_DIM * MESA_DIM / 4 / SCAN_THREADS };
+enum { SCAN_THREADS = 64, SCAN_PREFETCH = 32, SCAN_BLOCKS = 2 * MESA_DIM * MESA_DIM / 4 / SCAN_THREADS };
 
 struct mesa_scan {
     kept_states<float> kept;
@@ -214,37 +213,37 @@ static __device__ __forceinline__ void mesa_scan_begin(mesa_scan_part &x, const 
     }
 }
 
+/* The elements of `written` that a thread has, SCAN_PREFETCH chunks ahead. In shared memory, because of loads
+ * into registers a warp has six counters alone: to wait for a chunk is to wait for later ones too. */
+typedef float4 mesa_scan_ring[SCAN_PREFETCH][SCAN_THREADS];
+
 /* Carries the state through the chunks, from the first one of the scan, whose elements are at `at` and whose
- * decay is at `chunk_decay`. `written` is prefetched SCAN_PREFETCH chunks ahead. */
+ * decay is at `chunk_decay`. */
 template <bool BACKWARD>
-static __device__ __forceinline__ void mesa_scan_chunks(mesa_scan_part &x, float *at,
+static __device__ __forceinline__ void mesa_scan_chunks(mesa_scan_part &x, mesa_scan_ring &ring, float *at,
                                                         const float *chunk_decay, int chunks)
 {
     constexpr int64_t step = (BACKWARD ? -1 : 1) * 2 * MESA_DIM * MESA_DIM;
-    float4 prefetched[SCAN_PREFETCH];
-    float decays[SCAN_PREFETCH];
-    const auto load = [&](int i, int n) {
-        if (n < chunks) {
-            prefetched[i] = *(const float4 *)(at + n * step);
-            decays[i] = chunk_decay[BACKWARD ? -n : n];
-        }
+    const int lane = threadIdx.x % 32;
+    const auto prefetch = [&](int n) {
+        if (n < chunks) copy_async_16(&ring[n % SCAN_PREFETCH][threadIdx.x], at + n * step);
+        copy_async_commit();
     };
-#pragma unroll
-    for (int i = 0; i < SCAN_PREFETCH; i++)
-        load(i, i);
-    for (int n0 = 0; n0 < chunks; n0 += SCAN_PREFETCH) {
-#pragma unroll
-        for (int i = 0; i < SCAN_PREFETCH; i++) {
-            const int n = n0 + i;
-            if (n < chunks) {
-                *(float4 *)(at + n * step) = make_float4(
-                    (x.state.x + x.transposed.x) / 2, (x.state.y + x.transposed.y) / 2,
-                    (x.state.z + x.transposed.z) / 2, (x.state.w + x.transposed.w) / 2);
-                mesa_decay_add(x.state, decays[i], prefetched[i]);
-                mesa_decay_add(x.transposed, decays[i], prefetched[i]);
-                load(i, n + SCAN_PREFETCH);
-            }
-        }
+    const auto load_decay = [&](int n) { return n < chunks ? chunk_decay[BACKWARD ? -n : n] : 0; };
+    float decays, next = load_decay(lane); /* of chunk n - n % 32 + lane, and of 32 chunks later */
+    for (int n = 0; n < SCAN_PREFETCH; n++)
+        prefetch(n);
+    for (int n = 0; n < chunks; n++) {
+        if (n % 32 == 0) decays = next, next = load_decay(n + 32 + lane);
+        const float decay = __shfl_sync(~0u, decays, n % 32);
+        copy_async_wait<SCAN_PREFETCH - 1>();
+        const float4 written = ring[n % SCAN_PREFETCH][threadIdx.x];
+        *(float4 *)(at + n * step) = make_float4(
+            (x.state.x + x.transposed.x) / 2, (x.state.y + x.transposed.y) / 2,
+            (x.state.z + x.transposed.z) / 2, (x.state.w + x.transposed.w) / 2);
+        mesa_decay_add(x.state, decay, written);
+        mesa_decay_add(x.transposed, decay, written);
+        prefetch(n + SCAN_PREFETCH);
     }
 }
 
@@ -267,6 +266,7 @@ template <bool BACKWARD>
 __global__ void __launch_bounds__(SCAN_THREADS)
     mesa_scan_kernel(const __grid_constant__ mesa_params m, const __grid_constant__ mesa_scan s)
 {
+    __shared__ mesa_scan_ring ring;
     mesa_begin();
     const int64_t head = blockIdx.x / SCAN_BLOCKS, h = head % m.p.heads_v;
     const recurrent_seq seq = recurrent_seq_at(&m.p, &m.a, head / m.p.heads_v);
@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(SCAN_THREADS)
     mesa_scan_part x;
     x.row = e / MESA_DIM, x.column = e % MESA_DIM;
     mesa_scan_begin<BACKWARD>(x, m, s, seq, head, h);
-    mesa_scan_chunks<BACKWARD>(x, kept_row(s.kept, m.p, seq, h, first, 0) + e,
+    mesa_scan_chunks<BACKWARD>(x, ring, kept_row(s.kept, m.p, seq, h, first, 0) + e,
                                m.chunk_decay + kept_slot(s.kept, m.p, seq, h, first), chunks);
     if (s.last.data) {
         float *to = (float *)s.last.data + RECURRENT_AT(s.last, seq.index, h, x.row) + x.column;

@@ -1,28 +1,29 @@
 /* SPDX-License-Identifier: MIT
  * The arguments and the workspace of the kernels of MesaNet on Hopper; tiles of a chunk in shared memory, and
- * products of a warp's 16 rows with them. A slot is the place of one chunk of one value head. */
+ * products of a warpgroup with them. A slot is the place of one chunk of one value head. */
 #ifndef LOAM_RECURRENT_HOPPER_MESA_TILES_CUH
 #define LOAM_RECURRENT_HOPPER_MESA_TILES_CUH
 
 #include "src/gpu/block_sum.cuh"
-#include "src/gpu/hopper.cuh"
-#include "src/gpu/tile.cuh"
 #include "src/recurrent/cuda/solve.cuh"
 #include "src/recurrent/hopper/bf16.cuh"
 #include "src/recurrent/hopper/decays.cuh"
+#include "src/recurrent/hopper/operands.cuh"
 
 enum { MESA_DIM = 64, MESA_TOKENS = SOLVE_TOKENS };
-enum { MESA_WARPS = 4, MESA_THREADS = 32 * MESA_WARPS, MESA_PITCH = MESA_DIM + PAD };
+enum { MESA_WARPS = 4, MESA_THREADS = 32 * MESA_WARPS };
 enum { MESA_BLOCKS = MESA_DIM / 8 };
 
-typedef __nv_bfloat16 mesa_tile[MESA_TOKENS][MESA_PITCH];
-/* 16 rows by 64 columns of a warp, in the layout of D (mma.cuh). */
+/* A tile of hopper.cuh, at a multiple of 1024 bytes. */
+typedef __nv_bfloat16 mesa_tile[TILE_ELEMENTS];
+/* 64 x 64 numbers of a warpgroup, 16 rows of each warp, in the layout of D (mma.cuh). */
 typedef float mesa_rows[MESA_BLOCKS][4];
 
 struct mesa_params {
     loam_problem p;
     loam_args a;
     recurrent_form form;
+    unsigned chunks, group;  /* of a sequence; value heads of a key head */
     kept_states<float> kept; /* [slot]: S, then the symmetric part of H, at the beginning of the chunk */
     float *h_in;             /* [sequence][value head][64][64]: a copy of H of state_in */
     float *chunk_decay;      /* [slot]: e^(sum of the gates) of the chunk */
@@ -48,11 +49,12 @@ struct mesa_chunk {
 
 static __device__ __forceinline__ mesa_chunk mesa_chunk_of_block(const mesa_params &s)
 {
-    const int64_t head = blockIdx.x / s.kept.per_sequence;
+    /* divisions of 32 bits, a tenth of those of 64 */
+    const unsigned head = blockIdx.x / s.chunks, heads = (unsigned)s.p.heads_v;
     mesa_chunk x;
-    x.index = blockIdx.x % s.kept.per_sequence, x.h = head % s.p.heads_v;
-    x.key_head = recurrent_key_head(&s.p, x.h);
-    x.seq = recurrent_seq_at(&s.p, &s.a, head / s.p.heads_v);
+    x.index = blockIdx.x % s.chunks, x.h = head % heads;
+    x.key_head = head % heads / s.group;
+    x.seq = recurrent_seq_at(&s.p, &s.a, head / heads);
     x.first = x.seq.first + x.index * MESA_TOKENS;
     x.tokens = (int)min(x.seq.len - x.index * MESA_TOKENS, (int64_t)MESA_TOKENS);
     return x;
@@ -75,23 +77,33 @@ static __device__ __forceinline__ void mesa_load(mesa_tile &tile, const loam_con
 {
     const __nv_bfloat16 *from = (const __nv_bfloat16 *)view.data +
                                 RECURRENT_AT(view, chunk.seq.b, head, chunk.first);
-    for (int e = threadIdx.x; e < MESA_TOKENS * (MESA_DIM / 8); e += MESA_THREADS) {
-        const int t = e / (MESA_DIM / 8), c = e % (MESA_DIM / 8) * 8;
-        if (t < chunk.tokens)
-            copy_async_16(&tile[t][c], from + t * view.token + c);
-        else
-            *(uint4 *)&tile[t][c] = make_uint4(0, 0, 0, 0);
-    }
+    load_tiles<MESA_DIM, MESA_THREADS, MESA_TOKENS>(tile, { from, view.token, MESA_DIM }, chunk.tokens);
+}
+
+/* One thread: so many bytes of bulk copies are to complete on the barrier. */
+static __device__ __forceinline__ void mesa_expect(uint64_t *barrier, unsigned bytes)
+{
+    barrier_init(barrier, 1);
+    fence_async_proxy();
+    barrier_expect(barrier, bytes);
+}
+
+/* All that the block has stored to tiles is there for products. */
+static __device__ __forceinline__ void mesa_tiles_complete()
+{
+    copy_async_wait<0>();
+    fence_async_proxy();
+    __syncthreads();
 }
 
 /* |row|^2 of row threadIdx.x / 2 of a tile; two neighbouring threads share a row. */
 static __device__ __forceinline__ float mesa_norm2(const mesa_tile &tile)
 {
-    const uint4 *row = (const uint4 *)&tile[threadIdx.x / 2][threadIdx.x % 2 * (MESA_DIM / 2)];
+    const int row = threadIdx.x / 2, column = threadIdx.x % 2 * (MESA_DIM / 2);
     float sum = 0;
 #pragma unroll
     for (int n = 0; n < MESA_DIM / 16; n++) {
-        const uint4 q = row[n];
+        const uint4 q = *(const uint4 *)(tile + swizzled(row, column + 8 * n));
         const uint32_t pairs[4] = { q.x, q.y, q.z, q.w };
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -120,8 +132,8 @@ static __device__ __forceinline__ void mesa_load_gates(float (&gate)[2], const m
     gate[1] = mesa_load_scalar(s.a.log_decay, chunk, 2 * lane + 1);
 }
 
-/* One warp: the cumulative log decays of the chunk. */
-static __device__ __forceinline__ void mesa_cumulative_log_decay(double (&sums)[MESA_TOKENS],
+/* One warp: the cumulative log decays of the chunk, in the log2 domain, hi and lo part. */
+static __device__ __forceinline__ void mesa_cumulative_log_decay(float2 (&sums)[MESA_TOKENS],
                                                                  const mesa_params &s,
                                                                  const mesa_chunk &chunk)
 {
@@ -129,104 +141,106 @@ static __device__ __forceinline__ void mesa_cumulative_log_decay(double (&sums)[
     float gate[2];
     double pre[2];
     mesa_load_gates(gate, s, chunk);
-    cumulative_log_decay(pre, gate, 1);
-    sums[2 * lane] = pre[0], sums[2 * lane + 1] = pre[1];
+    cumulative_log_decay(pre, gate, LOG2_E);
+    sums[2 * lane] = split_double(pre[0]), sums[2 * lane + 1] = split_double(pre[1]);
+}
+
+/* The same as split_pair, in six instructions where those of __low2float make eight. */
+template <int PARTS>
+static __device__ __forceinline__ void mesa_split_pair(uint32_t (&out)[PARTS], float x, float y)
+{
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) {
+        out[part] = pack_bf16(x, y);
+        x -= unpack_first(out[part]), y -= unpack_second(out[part]);
+    }
+}
+
+/* x as operand from registers, in hi and lo part. */
+static __device__ __forceinline__ void mesa_split(weights_operand<2> &a, const mesa_rows &x)
+{
+#pragma unroll
+    for (int e = 0; e < 2 * MESA_DIM / 8; e++) {
+        uint32_t part[2];
+        mesa_split_pair(part, x[e / 2][e % 2 * 2], x[e / 2][e % 2 * 2 + 1]);
+        a.part[0][e / 4][e % 4] = part[0], a.part[1][e / 4][e % 4] = part[1];
+    }
 }
 
 /* Stores four neighbouring elements in hi and lo part. */
 static __device__ __forceinline__ void mesa_store_split(mesa_tile (&to)[2], int row, int column, float4 x)
 {
     uint32_t first[2], second[2];
-    split_pair(first, x.x, x.y), split_pair(second, x.z, x.w);
+    mesa_split_pair(first, x.x, x.y), mesa_split_pair(second, x.z, x.w);
 #pragma unroll
     for (int part = 0; part < 2; part++)
-        *(uint2 *)&to[part][row][column] = make_uint2(first[part], second[part]);
+        *(uint2 *)(to[part] + swizzled(row, column)) = make_uint2(first[part], second[part]);
 }
 
-/* a = columns 16 k .. 16 k + 15 of x as operand A, in hi and lo part. */
-static __device__ __forceinline__ void mesa_operand(operand_a<2> &a, const mesa_rows &x, int k)
-{
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-        uint32_t part[2];
-        split_pair(part, x[2 * k + e / 2][e % 2 * 2], x[2 * k + e / 2][e % 2 * 2 + 1]);
-        a.part[0][e] = part[0], a.part[1][e] = part[1];
-    }
-}
+/* ------------------------------------------------------------------ products
+ *
+ * B is a tile, with BY_ROWS its transpose, as the sum of PARTS parts. Products are asynchronous: they follow
+ * a wgmma_fence, and a commit and a wait come before their use. */
 
-/* Products are of so many blocks of 8 columns at a time: each adds to its own accumulators, so that none
- * waits for the one before. */
-enum { MESA_GROUP = 4 };
-
-/* Operands B of a group: rows 16 k .. 16 k + 15 of the tile, columns 8 n .. */
-typedef operand_b<1> mesa_group[MESA_GROUP / 2][2];
-
-/* BY_ROWS: of the transposed tile. */
+/* y (+)= a B, a term of it: A from registers. */
 template <bool BY_ROWS>
-static __device__ __forceinline__ void mesa_load_group(mesa_group &b, const mesa_tile &tile, int k, int n)
+static __device__ __forceinline__ void mesa_add_term(mesa_rows &y, const uint32_t (&a)[4][4],
+                                                     const mesa_tile &b, bool add)
 {
-#pragma unroll
-    for (int i = 0; i < MESA_GROUP / 2; i++)
-        if constexpr (BY_ROWS)
-            load_b_rows<MESA_PITCH>(b[i], &tile[0][0], 8 * n + 16 * i, 16 * k);
-        else
-            load_b<MESA_PITCH>(b[i], &tile[0][0], 16 * k, 8 * n + 16 * i);
+    if constexpr (BY_ROWS)
+        more_rows<MESA_DIM>(y, a, b, add);
+    else
+        more_weights<MESA_DIM>((float(&)[1][8][4])y, a, b, add);
 }
 
-/* y += a B of a group; blocks of columns from `end` on, an even number, are left out. */
-static __device__ __forceinline__ void mesa_add_group(mesa_rows &y, const uint32_t (&a)[4],
-                                                      const mesa_group &b, int n, int end = MESA_BLOCKS)
-{
-#pragma unroll
-    for (int i = 0; i < MESA_GROUP; i++)
-        if (n + i / 2 * 2 < end) mma_bf16(y[n + i], a, b[i / 2][i % 2].part[0]);
-}
-
-/* The operands of a group of a tile that is the sum of PARTS parts. */
+/* y (+)= x B, x in hi and lo part: the terms from the least on, hi of the one and lo of the other, and hi of
+ * both. The product of the lo parts is left out. */
 template <bool BY_ROWS, int PARTS>
-static __device__ __forceinline__ void mesa_load_parts(mesa_group (&b)[PARTS], const mesa_tile *tile, int k,
-                                                       int n)
+static __device__ __forceinline__ void mesa_add(mesa_rows &y, const weights_operand<2> &x,
+                                                const mesa_tile *tile, bool add)
 {
+    mesa_add_term<BY_ROWS>(y, x.part[1], tile[0], add);
 #pragma unroll
-    for (int part = 0; part < PARTS; part++)
-        mesa_load_group<BY_ROWS>(b[part], tile[part], k, n);
+    for (int part = PARTS - 1; part >= 0; part--)
+        mesa_add_term<BY_ROWS>(y, x.part[0], tile[part], true);
 }
 
-/* The terms of a product in parts, from the least on: hi of the one and lo of the other, and hi of both. The
- * product of the lo parts is left out. */
-template <int PARTS>
-static __device__ __forceinline__ void mesa_add_term(int term, mesa_rows &y, const operand_a<2> &a,
-                                                     const mesa_group (&b)[PARTS], int n)
-{
-    mesa_add_group(y, a.part[term == PARTS], b[PARTS == 2 && term == 1], n);
-}
-
-/* y += a B, the terms of columns 16 k .. of x, which are `a`. B is the tile, with BY_ROWS its transpose, as
- * the sum of PARTS parts. */
+/* y (+)= (the rows of a tile) B. */
 template <bool BY_ROWS, int PARTS>
-static __device__ __forceinline__ void mesa_product(mesa_rows &y, const operand_a<2> &a,
-                                                    const mesa_tile *tile, int k)
+static __device__ __forceinline__ void mesa_add_rows(mesa_rows &y, const mesa_tile &rows,
+                                                     const mesa_tile *tile, bool add)
 {
-    mesa_group b[2][PARTS];
-    mesa_load_parts<BY_ROWS>(b[0], tile, k, 0);
-    mesa_load_parts<BY_ROWS>(b[1], tile, k, MESA_GROUP);
+    const uint32_t a = descriptor_low(rows);
 #pragma unroll
-    for (int term = PARTS; term >= 0; term--)
+    for (int part = PARTS - 1; part >= 0; part--) {
+        if constexpr (BY_ROWS) {
+            more_rows<MESA_DIM>(y, rows, tile[part], add || part < PARTS - 1);
+        } else {
+            const uint32_t b = descriptor_low(tile[part]);
 #pragma unroll
-        for (int i = 0; i < 2; i++)
-            mesa_add_term<PARTS>(term, y, a, b[i], i * MESA_GROUP);
-}
-
-/* y += x B, with B as in mesa_product. */
-template <bool BY_ROWS, int PARTS>
-static __device__ __forceinline__ void mesa_multiply(mesa_rows &y, const mesa_rows &x, const mesa_tile *tile)
-{
-#pragma unroll
-    for (int k = 0; k < MESA_BLOCKS / 2; k++) {
-        operand_a<2> a;
-        mesa_operand(a, x, k);
-        mesa_product<BY_ROWS, PARTS>(y, a, tile, k);
+            for (int k = 0; k < MESA_DIM; k += 16) {
+                wgmma_columns<__nv_bfloat16>(y, descriptor_of(a + k / 8),
+                                             descriptor_of(b + k * TILE_SIDE / 8),
+                                             add || part < PARTS - 1 || k > 0);
+            }
+        }
     }
+}
+
+/* Waits for all products of y. */
+static __device__ __forceinline__ void mesa_wait(mesa_rows &y)
+{
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_results(y);
+}
+
+/* ------------------------------------------------------------------ rows of a warp */
+
+/* The offset in a tile of the thread's pair of block n of mesa_rows, in row t0 or, row = 1, t0 + 8. */
+static __device__ __forceinline__ int mesa_offset(int t0, int n, int row)
+{
+    return (swizzled(t0, (int)threadIdx.x % 4 * 2) ^ 8 * n) + row * 8 * TILE_SIDE;
 }
 
 /* out[n] = x . y for each of the thread's two rows, summed over the four lanes of a row. */
@@ -244,26 +258,6 @@ static __device__ __forceinline__ void mesa_scale(mesa_rows &y, const float (&by
 #pragma unroll
     for (int e = 0; e < 4 * MESA_BLOCKS; e++)
         y[e / 4][e % 4] *= by[e % 4 / 2];
-}
-
-/* y += (rows m .. m + 15 of the tile `rows`) B, with B as in mesa_product. */
-template <bool BY_ROWS, int PARTS>
-static __device__ __forceinline__ void mesa_multiply_rows(mesa_rows &y, const mesa_tile &rows,
-                                                          const mesa_tile *tile, int m)
-{
-#pragma unroll 1 /* the kernels are long: instruction fetch is their bottleneck */
-    for (int k = 0; k < MESA_BLOCKS / 2; k++) {
-        operand_a<1> a;
-        load_a<MESA_PITCH>(a, &rows[0][0], m, 16 * k);
-#pragma unroll
-        for (int n = 0; n < MESA_BLOCKS; n += MESA_GROUP) {
-            mesa_group b[PARTS];
-            mesa_load_parts<BY_ROWS>(b, tile, k, n);
-#pragma unroll
-            for (int part = PARTS - 1; part >= 0; part--)
-                mesa_add_group(y, a.part[0], b[part], n);
-        }
-    }
 }
 
 #endif

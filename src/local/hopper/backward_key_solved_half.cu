@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The pass over keys of the backward of Local Linear Attention on Hopper, for float16 and at most 128
+ * channels: the scales of the heads, then, when the rows are complete, backward_key_runs.cuh.
+ *
+ * Gradients of keys and values are linear in do and y, and a power of two of rho is undone in its products:
+ * one for each head brings these into the range of float16, by what the rows of the head have at most
+ * (head_extremes.cuh).
+ *
+ * u and t = y . k are small differences of large products. Their centres are what the pass over rows found as
+ * the means of these products, which are the same here, bit by bit. Of rows that are left to query_kernel no
+ * such mean is known, but that of exact products.
+ *
+ * A head whose directions these scales leave too few digits, whose keys are so long that what is lost of
+ * them shows, or whose rows of the latter kind have products too large for it, is not tame: query_kernel and
+ * key_kernel of cuda/ take it.
+ */
+#include "src/local/hopper/backward_key_runs.cuh"
+#include "src/local/hopper/backward_plan.cuh"
+
+static __device__ __forceinline__ float warp_sum(float x)
+{
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2)
+        x += __shfl_xor_sync(0xffffffffu, x, step);
+    return x;
+}
+static __device__ __forceinline__ float warp_max(float x)
+{
+    return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(fabsf(x))));
+}
+
+/* The extremes of a row that is left to query_kernel; a warp calls it. */
+static __device__ __forceinline__ head_extremes row_extremes(const loam_problem &p, const loam_args &a,
+                                                             const local_saved &saved,
+                                                             const row_arrays &arrays, const row_block &block,
+                                                             int at, float longest)
+{
+    const int64_t line = local_row(&p, &block.s, block.h, block.i0 + at), token = block.s.q0 + block.i0 + at,
+                  q = LOCAL_AT(a.q, block.s.b, block.h, token),
+                  grad = LOCAL_AT(a.grad_o, block.s.b, block.h, token);
+    row_norms x = {};
+    float rho_kbar = 0, y_kbar = 0, error;
+    for (int64_t c = threadIdx.x % 32; c < p.dim_qk; c += 32) {
+        const float rho = ((const float *)saved.rho)[line * p.dim_qk + c],
+                    kbar = ((const float *)saved.kbar)[line * p.dim_qk + c],
+                    b = kbar - load_real<float>(a.q.data, p.dtype, q + c), y = arrays.y[line * p.dim_qk + c],
+                    lambda_rho = rho * arrays.record[line].unit *
+                                 (float)local_ridge(&p, &a, &block.s, block.h, block.i0 + at, c);
+        x.square += rho * (b - lambda_rho), x.rho2 += rho * rho, x.b2 += b * b;
+        x.top_rho = fmaxf(x.top_rho, fabsf(rho)), x.top = fmaxf(x.top, fabsf(y)), x.e -= y * lambda_rho;
+        rho_kbar += rho * kbar, y_kbar += y * kbar;
+    }
+    for (int64_t c = threadIdx.x % 32; c < p.dim_v; c += 32) {
+        const float y = load_real<float>(a.grad_o.data, p.dtype, grad + c);
+        x.grad2 += y * y, x.top = fmaxf(x.top, fabsf(y));
+    }
+    x.square = warp_sum(x.square), x.rho2 = warp_sum(x.rho2), x.b2 = warp_sum(x.b2);
+    x.grad2 = warp_sum(x.grad2), x.e = warp_sum(x.e);
+    x.top_rho = warp_max(x.top_rho), x.top = warp_max(x.top);
+    rho_kbar = warp_sum(rho_kbar), y_kbar = warp_sum(y_kbar);
+    head_extremes out = extremes_of_row(p, x, longest, &error);
+    out.product = exponent_above(fmaxf(fabsf(rho_kbar), error > 0 ? 8 * fabsf(y_kbar) / error : 0));
+    return out;
+}
+
+/* Those of the rows that the sweeps of Hopper have not finished. A warp for each row at a time, of 64. */
+enum { ROW_WARPS = 8 };
+static __global__ void __launch_bounds__(32 * ROW_WARPS)
+    head_extremes_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                         const local_saved saved, const row_arrays arrays, const half_copy copy,
+                         head_extremes *extremes)
+{
+    const row_block block = row_block_at(p, a, blockIdx.x);
+    if (block.rows <= 0 || arrays.state[blockIdx.x] != ROWS_PENDING) return;
+    const int64_t sequence = blockIdx.x / p.heads_q % p.batch;
+    const float longest = longest_value(half_units_of(copy, p, sequence, block.h_kv), p);
+    head_extremes most = {};
+    for (int at = threadIdx.x / 32; at < block.rows; at += ROW_WARPS)
+        raise_extremes(most, row_extremes(p, a, saved, arrays, block, at, longest));
+    put_extremes(extremes[sequence * p.heads_kv + block.h_kv], most);
+}
+
+/* Weights p (1 - u) end at 2^14, as do gradients of scores and p E, which follow from the exponents of the
+ * directions; of these the largest element is at most 2^3, from which on fp16 has 27 bits down. Products lose
+ * about 2^-22: PRODUCT_MOST leaves 2^-10 of 1, and 2^-13 of B. */
+enum {
+    WEIGHT_TOP = 14,
+    VECTOR_TOP = 3,
+    PROBE_MOST = 8,
+    VECTOR_LEAST = VECTOR_TOP - 12,
+    HALF_END = 15,
+    PRODUCT_MOST = 12,
+};
+
+/* The scales of the heads, a thread for each. */
+static __global__ void key_scales_kernel(const __grid_constant__ loam_problem p, const row_arrays arrays,
+                                         const half_copy copy, const head_extremes *extremes)
+{
+    const int64_t n = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (n >= p.batch * p.heads_kv) return;
+    const half_units units = half_units_of(copy, p, n / p.heads_kv, n % p.heads_kv);
+    const head_extremes x = extremes[n];
+    const int weight = x.weight ? x.weight - EXPONENT_OF_1 : 0,
+              key = exponent_above(units.norm * units.key) - EXPONENT_OF_1;
+    /* Where do is 0, so are y and all gradients; where rho is 0, so is what its unit is for. */
+    const int vector = x.error && x.vector ? x.vector - EXPONENT_OF_1 : VECTOR_TOP,
+              error = x.error ? x.error - EXPONENT_OF_1 : 0, score = x.score ? x.score - EXPONENT_OF_1 : 0,
+              probe = x.probe ? x.probe - EXPONENT_OF_1 : VECTOR_TOP;
+    const int grad = min(1 + weight - score, VECTOR_TOP - vector),
+              raise = max(min(VECTOR_TOP - probe, (int)PROBE_MOST), grad + error - weight - 1);
+    const bool tame = abs(grad) < 100 && abs(raise) < 100 && weight < 100 && raise + probe <= HALF_END &&
+                      grad + vector >= VECTOR_LEAST && key <= grad + error + 7 && key - raise <= 13 &&
+                      x.product <= PRODUCT_MOST + EXPONENT_OF_1;
+    local_key_scales(&p, arrays.state)[n] = { exp2f((float)grad), exp2f((float)raise), exp2f((float)-weight),
+                                              tame };
+}
+
+/* The rows of heads that are not tame are those of query_kernel; a thread for each 64 rows. */
+static __global__ void leave_rows_kernel(const __grid_constant__ loam_problem p, const row_arrays arrays)
+{
+    const int64_t n = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, group = p.heads_q / p.heads_kv;
+    if (n >= (int64_t)local_row_states(&p)) return;
+    const int64_t head = n / p.heads_q % p.batch * p.heads_kv + n % p.heads_q / group;
+    if (!local_key_scales(&p, arrays.state)[head].tame) arrays.state[n] = ROWS_PENDING;
+}
+
+/* By how much what is stored of x, hi and lo, exceeds it. Products of finished rows had two parts of x. */
+static __device__ __forceinline__ float excess(float x, float hi, float lo, bool finished)
+{
+    const float first = one_part(x);
+    return (hi + lo) - (finished ? first + one_part(x - first) : x);
+}
+
+/* Stores N channels of a vector of a row, times `factor`: hi parts, and lo parts where there are two. Adds
+ * these channels to the product of the vector with kbar (x), and to that of the excess (y). */
+template <int N>
+static __device__ __forceinline__ void put_parts(float2 &product, uint16_t *const (&to)[2], int64_t at,
+                                                 bool two_parts, bool finished, float factor,
+                                                 const float_vector<N> &x, const float_vector<N> &kbar)
+{
+    pair_vector<N> part[2];
+#pragma unroll
+    for (int c = 0; c < N; c += 2) {
+        const float whole[2] = { factor * x.x[c], factor * x.x[c + 1] };
+        uint32_t pair[2];
+        split_pair<__half>(pair, whole[0], whole[1]);
+        part[0].pair[c / 2] = pair[0], part[1].pair[c / 2] = pair[1];
+        const float2 hi = unpack_pair<__half>(pair[0]),
+                     lo = two_parts ? unpack_pair<__half>(pair[1]) : make_float2(0, 0);
+        product.x += x.x[c] * kbar.x[c] + x.x[c + 1] * kbar.x[c + 1];
+        product.y += excess(whole[0], hi.x, lo.x, finished) * kbar.x[c] +
+                     excess(whole[1], hi.y, lo.y, finished) * kbar.x[c + 1];
+    }
+    *(pair_vector<N> *)(to[0] + at) = part[0];
+    if (two_parts) *(pair_vector<N> *)(to[1] + at) = part[1];
+}
+
+/* N channels from c on of the row of do at `grad`, times `factor`; zeros beyond the columns. */
+template <int N>
+static __device__ __forceinline__ pair_vector<N> scaled_gradients(const loam_args &a, int64_t grad, int c,
+                                                                  int64_t columns, float factor)
+{
+    const __half *const from = (const __half *)a.grad_o.data + grad + c;
+    pair_vector<N> out;
+#pragma unroll
+    for (int n = 0; n < N; n += 2) {
+        const float x = c + n < columns ? __half2float(from[n]) : 0,
+                    y = c + n + 1 < columns ? __half2float(from[n + 1]) : 0;
+        out.pair[n / 2] = pack_pair<__half>(factor * x, factor * y);
+    }
+    return out;
+}
+
+/* Writes the centres of a row, from its products. Those of finished rows are what the pass over rows has
+ * taken off its products and the means that these still had. */
+static __device__ __forceinline__ void put_centres(const key_directions &out, int64_t line,
+                                                   const row_scalars &rec, bool finished,
+                                                   const key_scale &scale, const float2 &rho, const float2 &y)
+{
+    const float more_rho = rho.y / scale.probe, more_y = y.y / scale.grad;
+    out.centre[line] = finished ? make_float2(rec.rho_kbar, rec.y_kbar + (rec.y_rest + more_y))
+                                : make_float2(rho.x, y.x + more_y);
+    out.rest[line] = finished ? rec.rho_rest + more_rho : more_rho;
+}
+
+/* Directions and do of 64 rows of a head: a row for each warp at a time, DIM / 32 channels for each lane. */
+template <int DIM>
+static __global__ void __launch_bounds__(32 * ROW_WARPS)
+    scale_directions_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
+                            const local_saved saved, const row_arrays arrays, const key_directions out)
+{
+    constexpr int channels = DIM / 32;
+    const row_block block = row_block_at(p, a, blockIdx.x);
+    const int64_t head = blockIdx.x / p.heads_q % p.batch * p.heads_kv + block.h_kv;
+    const key_scale scale = local_key_scales(&p, arrays.state)[head];
+    if (block.rows <= 0 || !scale.tame) return;
+    const bool two_parts = arrays.state[blockIdx.x] != ROWS_ONE_PART,
+               finished = arrays.state[blockIdx.x] != ROWS_PENDING;
+    const int c = threadIdx.x % 32 * channels, dim = (int)p.dim_qk;
+    const int64_t first = local_row(&p, &block.s, block.h, block.i0),
+                  grad = LOCAL_AT(a.grad_o, block.s.b, block.h, block.s.q0 + block.i0);
+#pragma unroll 2
+    for (int at = threadIdx.x / 32; at < block.rows; at += ROW_WARPS) {
+        const int64_t line = first + at, to = line * DIM + c;
+        const auto kbar = load_channels<channels>(saved.kbar, line, c, dim),
+                   probe = load_channels<channels>(saved.rho, line, c, dim),
+                   solution = load_channels<channels>(arrays.y, line, c, dim);
+        const auto grad_o = scaled_gradients<channels>(a, grad + at * a.grad_o.token, c, p.dim_v, scale.grad);
+        float2 rho = { 0, 0 }, y = { 0, 0 };
+        put_parts(rho, out.rho, to, two_parts, finished, scale.probe, probe, kbar);
+        put_parts(y, out.y, to, two_parts, finished, scale.grad, solution, kbar);
+        *(pair_vector<channels> *)(out.grad_o + to) = grad_o;
+        rho = { warp_sum(rho.x), warp_sum(rho.y) }, y = { warp_sum(y.x), warp_sum(y.y) };
+        if (threadIdx.x % 32 == 0) put_centres(out, line, arrays.record[line], finished, scale, rho, y);
+    }
+}
+
+/* ------------------------------------------------------------------ the launches */
+
+size_t local_keys_solved_half_hopper_work(const loam_problem *p)
+{
+    arena pool = { NULL, 0 };
+    (void)key_directions_carve(p, &pool);
+    return pool.used;
+}
+
+template <int DIM>
+static loam_status launch(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                          const local_saved *saved, const key_directions *directions, void *memory,
+                          loam_error *error)
+{
+    TRY(cuda_launch("scale_directions_kernel", scale_directions_kernel<DIM>, (int64_t)local_row_states(p),
+                    32 * ROW_WARPS, 0, a->stream, false, error, *p, *a, *saved, *rows, *directions));
+    return launch_staying<__half, DIM, SOLVED_PROBE>(p, a, rows, memory, error);
+}
+
+loam_status local_key_scales_half_hopper(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                                         void *memory, loam_error *error)
+{
+    size_t bytes;
+    const rows_plan plan = rows_plan_of(p, memory, &bytes);
+    const local_saved saved = local_saved_carve(p, a->saved, NULL);
+    const int64_t heads = p->batch * p->heads_kv, states = (int64_t)local_row_states(p);
+    TRY(cuda_launch("head_extremes_kernel", head_extremes_kernel, states, 32 * ROW_WARPS, 0, a->stream, false,
+                    error, *p, *a, saved, *rows, plan.copy, plan.extremes));
+    TRY(cuda_launch("key_scales_kernel", key_scales_kernel, (heads + THREADS - 1) / THREADS, THREADS, 0,
+                    a->stream, false, error, *p, *rows, plan.copy, (const head_extremes *)plan.extremes));
+    return cuda_launch("leave_rows_kernel", leave_rows_kernel, (states + THREADS - 1) / THREADS, THREADS, 0,
+                       a->stream, false, error, *p, *rows);
+}
+
+loam_status local_keys_solved_half_hopper(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                                          void *memory, loam_error *error)
+{
+    arena pool = { (char *)memory, 0 };
+    const key_directions directions = key_directions_carve(p, &pool);
+    const local_saved saved = local_saved_carve(p, a->saved, NULL);
+    return local_padded_dim(p) == 64 ? launch<64>(p, a, rows, &saved, &directions, memory, error)
+                                     : launch<128>(p, a, rows, &saved, &directions, memory, error);
+}
