@@ -106,6 +106,18 @@ struct given_row {
     float inverse, rest, lse, full_lse;
 };
 
+/* The sink's part of them. */
+static __device__ __forceinline__ void given_sink(given_row &g, float dropped, const loam_problem &p,
+                                                  const loam_args &a, int64_t h)
+{
+    if (!p.sink) return;
+    const float sink = ((const float *)a.sink)[h], m = fmaxf(g.full_lse, sink);
+    const float total = m + logf(expf(g.full_lse - m) + expf(sink - m));
+    g.inverse *= expf(g.full_lse - total);
+    g.full_lse = total;
+    g.lse = total - dropped;
+}
+
 static __device__ __forceinline__ given_row given_end(float most, float omega, float t, float dropped,
                                                       const loam_problem &p, const loam_args &a, int64_t h)
 {
@@ -116,13 +128,7 @@ static __device__ __forceinline__ given_row given_end(float most, float omega, f
         g.lse = most + logf(omega);
         g.full_lse = g.lse + dropped;
     }
-    if (p.sink) {
-        const float sink = ((const float *)a.sink)[h], m = fmaxf(g.full_lse, sink);
-        const float total = m + logf(expf(g.full_lse - m) + expf(sink - m));
-        g.inverse *= expf(g.full_lse - total);
-        g.full_lse = total;
-        g.lse = total - dropped;
-    }
+    given_sink(g, dropped, p, a, h);
     return g;
 }
 

@@ -7,12 +7,13 @@
  * Persistent blocks, one on each multiprocessor, go through blocks of 128 rows. Two consumer warpgroups have
  * 64 rows each, from the scores to the output, and take turns to issue products: the exponentials of one
  * overlap with the products of the other. Without a probe, the product of a tile's weights with its values
- * also overlaps with the weights of the next tile; with 64 channels, all products do. The last warpgroup
+ * also overlaps with the weights of the next tile; with 64 channels, all products do, and turns are those of
+ * computing exponentials. The last warpgroup
  * produces: one warp copies keys and values, one thread the rows, and one warp computes decays. Scores and
  * their maxima are to base 2.
  */
 #include "src/local/cuda/forward.h"
-#include "src/local/hopper/forward_given_stream.cuh"
+#include "src/local/hopper/forward_given_results.cuh"
 #include "src/local/hopper/maps.cuh"
 
 /* ------------------------------------------------------------------ sums */
@@ -48,21 +49,22 @@ template <class S> struct forward_consumer {
 };
 
 /* The warpgroups take turns to issue products: those of one run while the other computes weights. Left alone
- * they fall into step, and the tensor cores wait for both. Turns are those of tiles that both have, so that
- * neither waits for the other in vain. */
+ * they fall into step, and the tensor cores wait for both. Where products run ahead of the weights the turns
+ * are for exponentials instead: the rest of one's tile goes beside those of the other. Turns are those of
+ * tiles that both have, so that neither waits for the other in vain. */
 enum { TURN_BARRIER = 3 }; /* and the next */
 
 template <class S>
 static __device__ __forceinline__ void take_turn(const forward_consumer<S> &wg, unsigned count)
 {
-    if (S::turns && count - wg.turns_begin < wg.turns)
+    if (count - wg.turns_begin < wg.turns)
         named_barrier_sync<2 * THREADS>(TURN_BARRIER + threadIdx.x / THREADS);
 }
 
 template <class S>
 static __device__ __forceinline__ void give_turn(const forward_consumer<S> &wg, unsigned count)
 {
-    if (S::turns && count - wg.turns_begin < wg.turns)
+    if (count - wg.turns_begin < wg.turns)
         named_barrier_arrive<2 * THREADS>(TURN_BARRIER + 1 - threadIdx.x / THREADS);
 }
 
@@ -92,15 +94,31 @@ static __device__ __forceinline__ void decayed_scores(const forward_consumer<S> 
     }
 }
 
+template <class S> static __device__ __forceinline__ float score_scale(const forward_consumer<S> &wg)
+{
+    return S::decayed ? 1.0f : wg.scale2; /* decayed_scores are scaled */
+}
+
+template <class S, int BLOCKS>
+static __device__ __forceinline__ void mask_scores(const forward_consumer<S> &wg, float (&s)[BLOCKS][4],
+                                                   int j)
+{
+    const float nothing[2] = { -INFINITY, -INFINITY };
+    if (!wg.unmasked(j)) mask_tile(s, wg.state(), j, nothing);
+}
+
 /* s, which is the products q . k of the tile from key j on or comes from decayed_scores, becomes
  * weights. */
 template <class S, int BLOCKS>
 static __device__ __forceinline__ bool softmax_tile(const forward_consumer<S> &wg, float (&s)[BLOCKS][4],
                                                     int j, float (&rescale)[2], const float (&offset)[2])
 {
-    const float nothing[2] = { -INFINITY, -INFINITY };
-    if (!wg.unmasked(j)) mask_tile(s, wg.state(), j, nothing);
-    return online_softmax(wg.acc, wg.state(), s, rescale, S::decayed ? 1.0f : wg.scale2, offset);
+    float top[2];
+    mask_scores(wg, s, j);
+    row_tops(top, s, score_scale(wg), offset);
+    const bool moves = move_maximum(wg.acc, top, rescale);
+    weigh_scores(wg.acc, wg.state(), s, score_scale(wg), offset);
+    return moves;
 }
 
 /* Tiles count .. end - 1, of which the first begins at key j. The product o += w v of a tile overlaps with
@@ -146,14 +164,16 @@ static __device__ __forceinline__ void sweep_keys(const forward_consumer<S> &wg,
 
 /* The same with two tiles of scores, where there are registers for them: beside o += w v of a tile, the
  * products q . k of the next but one are asked for, so that weights wait for no products. One step: s becomes
- * weights w of tile `count`, and `next` the products of the tile after. */
+ * weights w of tile `count`, and `next` the products of the tile after. Masks come first, since products
+ * whose weights come from registers hold up what follows them; the compiler then puts the maxima between. */
 template <class S, bool FIRST, bool LAST, int BLOCKS>
 static __device__ __forceinline__ void step_ahead(const forward_consumer<S> &wg, float (&s)[BLOCKS][4],
                                                   float (&next)[BLOCKS][4],
                                                   weights_operand<1, BLOCKS / 2, typename S::type> &w, int j,
                                                   unsigned count)
 {
-    float rescale[2], offset[2];
+    float top[2], rescale[2], offset[2];
+    if (!S::decayed) mask_scores(wg, s, j);
     if (!LAST) ring_wait(wg.sm.key_ring, count + 1);
     if (!FIRST) ring_wait(wg.sm.value_ring, count - 1);
     wgmma_fence();
@@ -161,8 +181,13 @@ static __device__ __forceinline__ void step_ahead(const forward_consumer<S> &wg,
     if (!LAST) more_rows<S::dim>(next, wg.query, wg.keys(count + 1), false);
     wgmma_commit();
     decayed_scores(wg, s, j, count, offset);
+    if (S::decayed) mask_scores(wg, s, j);
     ring_release(wg.sm.key_ring, count);
-    const bool moves = softmax_tile(wg, s, j, rescale, offset);
+    row_tops(top, s, score_scale(wg), offset);
+    take_turn(wg, count);
+    const bool moves = move_maximum(wg.acc, top, rescale);
+    weigh_scores(wg.acc, wg.state(), s, score_scale(wg), offset);
+    give_turn(wg, count);
     wgmma_wait<0>();
     if (!LAST) wgmma_results(next);
     if (!FIRST) {
@@ -214,10 +239,10 @@ static __device__ __forceinline__ void finish_keys(const forward_consumer<S> &wg
                                                    unsigned last)
 {
     ring_wait(wg.sm.value_ring, last);
-    take_turn(wg, last);
+    if (!S::ahead) take_turn(wg, last);
     multiply_weights<S::columns>(wg.acc.o, w.part[0], wg.values(last));
     wgmma_commit();
-    give_turn(wg, last);
+    if (!S::ahead) give_turn(wg, last);
     wgmma_wait<0>();
     wgmma_results(wg.acc.o);
     ring_release(wg.sm.value_ring, last);
@@ -233,11 +258,11 @@ static __device__ __forceinline__ void finish_keys(const forward_consumer<S> &wg
 {
     ring_wait(wg.sm.key_ring, last + 1);
     ring_wait(wg.sm.value_ring, last);
-    take_turn(wg, last);
+    if (!S::ahead) take_turn(wg, last);
     issue_scores<S::dim>(query, s, wg.keys(last + 1));
     more_weights<S::columns>(wg.acc.o, w.part[0], wg.values(last));
     wgmma_commit();
-    give_turn(wg, last);
+    if (!S::ahead) give_turn(wg, last);
     wgmma_wait<0>();
     wgmma_results(s);
     wgmma_results(wg.acc.o);
@@ -301,189 +326,6 @@ static __device__ __forceinline__ void skip_tiles(ring_barriers<KEY_STAGES> &key
         ring_wait(values, count);
         ring_release(values, count);
     }
-}
-
-/* ------------------------------------------------------------------ results */
-
-/* The sums of the thread's rows become vbar, in o, and value_shift = vbar - o, in b. */
-template <class S>
-static __device__ __forceinline__ void finish_sums(given_forward_sums<S> &sums, const row_state &state,
-                                                   const given_row (&g)[2])
-{
-    const float inverse[2] = { g[0].inverse, g[1].inverse };
-#pragma unroll
-    for (int n = 0; n < S::columns / TILE_SIDE; n++)
-        scale_rows(sums.o[n], inverse);
-    if constexpr (S::probed) {
-        float unfold[2] = { inverse[0], inverse[1] };
-        if constexpr (given_forward_sums<S>::folded) unfold[0] /= state.fold[0], unfold[1] /= state.fold[1];
-#pragma unroll
-        for (int n = 0; n < S::columns / 8; n++) {
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                sums.b[n / 8][n % 8][e] = sums.b[n / 8][n % 8][e] * unfold[e / 2] -
-                                          sums.o[n / 8][n % 8][e] * g[e / 2].rest;
-        }
-    }
-}
-
-/* Saves them for the backward pass; column: the first of theirs. */
-template <class S>
-static __device__ __forceinline__ void save_sums(const given_forward_sums<S> &sums, const loam_problem &p,
-                                                 const local_saved &saved, const row_block &block,
-                                                 const row_pair &r, int column)
-{
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        const int64_t line = local_row(&p, &block.s, block.h, block.i0 + r.at[row]);
-        if (!r.real[row]) continue;
-#pragma unroll
-        for (int n = 0; n < S::columns / 8; n++) {
-            const float(&o)[4] = sums.o[n / 8][n % 8];
-            const int c = column + column_of(n, 0);
-            save_pair(saved.vbar, line, c, p.dim_v, o[2 * row], o[2 * row + 1]);
-            if constexpr (S::probed) {
-                const float(&b)[4] = sums.b[n / 8][n % 8];
-                save_pair(saved.value_shift, line, c, p.dim_v, b[2 * row], b[2 * row + 1]);
-            }
-        }
-    }
-}
-
-/* The outputs, of finished sums, into the tile of the queries. */
-template <class S>
-static __device__ __forceinline__ void put_output_tile(const given_forward_sums<S> &sums,
-                                                       typename S::type *tile, const row_pair &r)
-{
-#pragma unroll
-    for (int n = 0; n < S::columns / 8; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-            float2 out = { sums.o[n / 8][n % 8][e], sums.o[n / 8][n % 8][e + 1] };
-            if constexpr (S::probed) out.x -= sums.b[n / 8][n % 8][e], out.y -= sums.b[n / 8][n % 8][e + 1];
-            *(uint32_t *)(tile + swizzled(r.at[e / 2] % ROWS, column_of(n, 0))) = pack_pair<typename S::type>(
-                out.x, out.y);
-        }
-    }
-}
-
-/* Eight numbers of a tile at `out` to `to`, of which `left` are within the array. */
-static __device__ __forceinline__ void put_numbers(uint16_t *to, const uint4 &out, int left)
-{
-    const uint32_t pairs[4] = { out.x, out.y, out.z, out.w };
-#pragma unroll
-    for (int s = 0; s < 8; s++)
-        if (s < left) to[s] = (uint16_t)(pairs[s / 2] >> s % 2 * 16);
-}
-
-/* The 16 rows of a warp from the tile of outputs to o, from column `column` on, as boxes. Rows beyond a
- * sequence of its own are beyond the tensor. */
-template <class S>
-static __device__ __forceinline__ void store_outputs(const typename S::type *tile,
-                                                     const given_forward_maps &maps, const row_block &block,
-                                                     int dim_v, int column)
-{
-    if (threadIdx.x % 32 != 0) return;
-    const int at = threadIdx.x / 32 * 16;
-    tile += at % ROWS * TILE_SIDE;
-#pragma unroll
-    for (int n = 0; n < S::columns; n += TILE_SIDE) {
-        if (column + n < dim_v)
-            store_box(&maps.o, tile + n * ROWS, column + n, (int)(block.s.q0 + block.i0) + at, (int)block.h,
-                      (int)block.s.b);
-    }
-    store_commit();
-}
-
-/* The same by the lanes. */
-template <class S>
-static __device__ __forceinline__ void put_outputs(const typename S::type *tile, const loam_problem &p,
-                                                   const loam_args &a, const row_block &block, int column)
-{
-    constexpr int step = 4; /* rows of an access: 8 lanes have 64 columns of one */
-    const bool aligned = (uintptr_t)a.o.data % 16 == 0 && a.o.batch % 8 == 0 && a.o.head % 8 == 0 &&
-                         a.o.token % 8 == 0 && p.dim_v % 8 == 0;
-    const int lane = threadIdx.x % 32, c = lane % 8 * 8, at = threadIdx.x / 32 * 16 + lane / 8;
-    const int left = (int)p.dim_v - column - c;
-    uint16_t *to = (uint16_t *)a.o.data + LOCAL_AT(a.o, block.s.b, block.h, block.s.q0 + block.i0 + at) +
-                   column + c;
-#pragma unroll
-    for (int k = 0; k < 16; k += step, to += step * a.o.token) {
-        if (at + k >= block.rows) break;
-#pragma unroll
-        for (int n = 0; n < S::columns; n += TILE_SIDE) {
-            const uint4 out = *(const uint4 *)(tile + swizzled((at + k) % ROWS, n + c));
-            if (!aligned)
-                put_numbers(to + n, out, left - n);
-            else if (n < left)
-                *(uint4 *)(to + n) = out;
-        }
-    }
-}
-
-/* The pair of rows whose state it is. */
-static __device__ __forceinline__ row_pair row_pair_again(const row_state &state, const row_block &block)
-{
-    row_pair r;
-#pragma unroll
-    for (int e = 0; e < 2; e++) {
-        r.at[e] = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * e;
-        r.real[e] = r.at[e] < block.rows;
-        r.lo[e] = state.lo[e], r.hi[e] = state.hi[e];
-        r.position[e] = 0;
-    }
-    return r;
-}
-
-template <class S>
-static __device__ __forceinline__ void epilogue(given_forward_sums<S> &sums, given_forward_shared<S> &sm,
-                                                const loam_problem &p, const loam_args &a,
-                                                const local_saved &saved, const given_forward_maps &maps,
-                                                given_task<S> &task, unsigned stage)
-{
-    const row_block &block = task.block;
-    const int column = task.column;
-    const int w = threadIdx.x / THREADS, left = block.rows - (int)threadIdx.x / 32 * 16;
-    const row_state &state = sm.state[threadIdx.x];
-    const row_pair r = row_pair_again(state, block);
-    given_row g[2];
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        online o;
-        o.m[row] = sums.m[row] * 0.693147181f, o.omega[row] = state.omega[row];
-        g[row] = given_finish(o, sums.tsum[row], 0, row, p, a, block.h);
-        if (r.real[row] && column == 0) {
-            put_given_row<S::probed>(p, a, saved, block, r, row, g[row], sums.centre[row]);
-            put_given_probe<S::probed>(p, a, block, r, row, [&](int c) {
-                return sm.probe[S::probed ? w : 0][stage][swizzled(r.at[row] % ROWS, c)];
-            });
-        }
-    }
-    finish_sums(sums, state, g);
-    if constexpr (given_forward_sums<S>::folded) {
-        if (!task.folds && __any_sync(0xffffffffu, !all_finite(sums.b))) {
-            task.overflows = true;
-            return;
-        }
-    }
-    if (a.saved) save_sums(sums, p, saved, block, r, column);
-    put_output_tile(sums, sm.query[w][stage], r);
-    fence_async_proxy();
-    __syncwarp();
-    if (left <= 0) return;
-    if (maps.stores_boxes && (left >= 16 || !sequence_packed(&p)))
-        store_outputs<S>(sm.query[w][stage], maps, block, (int)p.dim_v, column);
-    else
-        put_outputs<S>(sm.query[w][stage], p, a, block, column);
-}
-
-/* Releases the queries of block number `count`, in whose place outputs were. */
-template <class S>
-static __device__ __forceinline__ void release_rows(given_forward_shared<S> &sm, int w, unsigned count)
-{
-    if (threadIdx.x % 32 == 0) store_wait<0>();
-    fence_async_proxy();
-    ring_release(sm.row_ring[w], count);
 }
 
 /* ------------------------------------------------------------------ the kernel */
@@ -591,15 +433,16 @@ static __device__ __forceinline__ void consume_rows(given_forward_shared<S> &sm,
         given_forward_sums<S> sums;
         clear_forward_sums(sums);
         row_state_begin(sm.state[threadIdx.x], p, task.block);
-        if (S::row_stages > 1 && at.row_count > 0) release_rows(sm, w, at.row_count - 1);
+        if (S::row_stages > 1 && at.row_count > 0)
+            release_rows(sm, w, at.row_count - 1, stages_sums<S>(p, a));
         sweep_rows(sm, sums, a, task, w, scale2, at);
         warpgroup_sync(1 + w);
         epilogue(sums, sm, p, a, saved, maps, task, stage);
-        if (S::row_stages == 1) release_rows(sm, w, at.row_count);
+        if (S::row_stages == 1) release_rows(sm, w, at.row_count, false);
         ring_release(sm.task_ring, at.row_count);
     }
     if (w == 0) named_barrier_sync<2 * THREADS>(TURN_BARRIER);
-    if (S::row_stages > 1 && threadIdx.x % 32 == 0) store_wait<0>();
+    if (S::row_stages > 1) store_wait<0>();
 }
 
 template <class S>

@@ -33,7 +33,10 @@ template <class S> struct given_forward_shared {
     /* The rows of each warpgroup; their outputs overwrite their queries. */
     alignas(1024) T query[S::consumers][S::row_stages][S::dim * TILE_SIDE];
     T probe[S::probed ? S::consumers : 1][S::row_stages][S::probed ? S::dim * TILE_SIDE : 512];
-    T keys[S::key_stages][S::dim * S::keys], values[S::value_stages][S::columns * S::keys];
+    /* Means to be saved; the pitch spreads eight rows over all banks. */
+    alignas(16) float saved[S::stages_saved ? S::rows : 1][S::stages_saved ? S::columns + 8 : 4];
+    alignas(1024) T keys[S::key_stages][S::dim * S::keys];
+    T values[S::value_stages][S::columns * S::keys];
     ring_barriers<S::key_stages> key_ring;
     ring_barriers<S::value_stages> value_ring;
     given_task<S> task[TASKS];
@@ -93,6 +96,15 @@ static __device__ __forceinline__ tile_range tiles_of(const loam_problem &p, con
 static __device__ __forceinline__ void prefetch_map(const CUtensorMap *map)
 {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/* Stores `bytes`, a multiple of 16, as both addresses are, by a bulk copy. A fence_async_proxy comes between
+ * the writes to shared memory and this. */
+static __device__ __forceinline__ void store_bytes(void *global, const void *shared, unsigned bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
+                 "r"(shared_address(shared)), "r"(bytes)
+                 : "memory");
 }
 
 /* Tells all others of block n as task number `count`, whose place is free, and copies queries and probes for

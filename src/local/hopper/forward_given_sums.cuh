@@ -26,7 +26,8 @@ template <class T, int DIM, bool PROBED, bool DECAYED> struct given_forward {
     static constexpr int row_stages = DIM == 64 || (DIM == 128 && !PROBED) ? 2 : 1;
     /* Whether there are registers for the scores of two tiles. */
     static constexpr bool ahead = !PROBED && DIM == 64;
-    static constexpr bool turns = !ahead; /* whether warpgroups take turns to issue products */
+    /* Whether there is shared memory for the means that are saved, from where bulk copies take them. */
+    static constexpr bool stages_saved = !PROBED && DIM == 64;
     static constexpr int rows = consumers * ROWS;
     static constexpr int threads = (consumers + 1) * THREADS;
 };
@@ -93,16 +94,12 @@ static __device__ __forceinline__ void mask_tile(float (&x)[BLOCKS][4], const ro
     }
 }
 
-/* Scores become weights, w = 2^(scale2 s + offset - m), which are added to omega; offset[row] is the part of
- * the row's scores to base 2 that s lacks. Returns whether the maximum of any of the warp's rows moved;
- * rescale[row] is then the factor for all that the row has accumulated. Whether a row's maximum moves depends
- * on that row alone, so that other rows do not change its bits. */
-template <class S, int BLOCKS>
-static __device__ __forceinline__ bool online_softmax(given_forward_sums<S> &g, row_state &state,
-                                                      float (&s)[BLOCKS][4], float (&rescale)[2],
-                                                      float scale2, const float (&offset)[2])
+/* The largest scores to base 2 of the thread's columns; offset[row] is the part of the row's scores that s
+ * lacks. */
+template <int BLOCKS>
+static __device__ __forceinline__ void row_tops(float (&top)[2], const float (&s)[BLOCKS][4], float scale2,
+                                                const float (&offset)[2])
 {
-    float top[2];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         top[row] = fmaxf(s[0][2 * row], s[0][2 * row + 1]);
@@ -110,10 +107,19 @@ static __device__ __forceinline__ bool online_softmax(given_forward_sums<S> &g, 
         for (int n = 1; n < BLOCKS; n++)
             top[row] = fmaxf(top[row], fmaxf(s[n][2 * row], s[n][2 * row + 1]));
         top[row] = top[row] * scale2 + offset[row];
-        rescale[row] = 1;
     }
+}
+
+/* Returns whether the maximum of any of the warp's rows moves, by their tops in a tile; rescale[row] is then
+ * the factor for all that the row has accumulated. Whether a row's maximum moves depends on that row alone,
+ * so that other rows do not change its bits. */
+template <class S>
+static __device__ __forceinline__ bool move_maximum(given_forward_sums<S> &g, const float (&top)[2],
+                                                    float (&rescale)[2])
+{
     constexpr float raise = weight_raise<S>, slack = maximum_slack<S> + raise;
     const bool moves = __any_sync(0xffffffffu, top[0] > g.m[0] + slack || top[1] > g.m[1] + slack);
+    rescale[0] = rescale[1] = 1;
     if (moves) {
 #pragma unroll
         for (int row = 0; row < 2; row++) {
@@ -125,6 +131,15 @@ static __device__ __forceinline__ bool online_softmax(given_forward_sums<S> &g, 
             }
         }
     }
+    return moves;
+}
+
+/* Scores become weights, w = 2^(scale2 s + offset - m), which are added to omega. */
+template <class S, int BLOCKS>
+static __device__ __forceinline__ void weigh_scores(given_forward_sums<S> &g, row_state &state,
+                                                    float (&s)[BLOCKS][4], float scale2,
+                                                    const float (&offset)[2])
+{
     const float base[2] = { finite_or_zero(g.m[0]) - offset[0], finite_or_zero(g.m[1]) - offset[1] };
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
@@ -135,7 +150,6 @@ static __device__ __forceinline__ bool online_softmax(given_forward_sums<S> &g, 
         }
     }
     state.omega[0] = g.omega[0], state.omega[1] = g.omega[1];
-    return moves;
 }
 
 /* Scales the accumulators to the maximum that has moved. */
