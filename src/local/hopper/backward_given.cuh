@@ -100,8 +100,7 @@ static __device__ __forceinline__ void tell_block(given_backward_shared<S> &sm,
     for (int k = 0; k < S::rows / 32; k++)
         task.lse[32 * k + lane] = lse[k];
     if (lane == 0) task.block = block, task.number = n;
-    __syncwarp();
-    if (lane == 0) barrier_arrive(&bar.tasks.full[told % TASKS]);
+    barrier_arrive(&bar.tasks.full[told % TASKS]);
 }
 
 /* The warp that tells of all blocks. */
@@ -501,13 +500,15 @@ __global__ void __launch_bounds__(GIVEN_THREADS, 1)
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     given_backward_shared<S> &sm = *(given_backward_shared<S> *)swizzled_memory;
     given_backward_barriers<S> &bar = sm.barriers;
-    launch_dependents();
     if (threadIdx.x == 0) {
         ring_init(bar.rows, GIVEN_GROUPS * 4);
         ring_init(bar.keys, GIVEN_GROUPS * 4);
         ring_init(bar.values, GIVEN_GROUPS * 4);
-        ring_init(bar.tasks, GIVEN_GROUPS * 4);
         ring_init(bar.saved, GIVEN_GROUPS * 4);
+        for (int n = 0; n < TASKS; n++) {
+            barrier_init(&bar.tasks.full[n], 32); /* each lane of tell_block */
+            barrier_init(&bar.tasks.empty[n], GIVEN_GROUPS * 4);
+        }
         fence_async_proxy();
     }
     __syncthreads();

@@ -219,6 +219,13 @@ template <int PARTS> struct scratch_source {
     __device__ __forceinline__ float2 grad(int n, int e) const { return wide_pair(grad_o, r, n, e, true); }
 };
 
+/* The square of what a residual of one part may be, relative to HALF_ACCEPT: with the root of the condition
+ * number that the iteration has met it is to be below 3 HALF_ACCEPT, as in bf16. */
+static __device__ __forceinline__ float lenience(const cg_rows &cg, int row)
+{
+    return fminf(1, fmaxf(9 * cg.least[row] / cg.most[row], 1e-4f));
+}
+
 /* Completes a block whose solve has ended. */
 template <int PARTS, int DIM, bool DECAYED>
 static __device__ __forceinline__ bool finish_rows(half_system<DIM, DECAYED> &sys, row_ridge &ridge,
@@ -243,7 +250,7 @@ static __device__ __forceinline__ bool finish_rows(half_system<DIM, DECAYED> &sy
         const float unit = cg.unit[row] * rows.b_unit[row];
         own[row] = { rows.rest[row], rows.peak[row], unit };
         source.unit[row] = solved ? unit * inverse * inverse : 0;
-        bb[row] = cg.bb[row] * unit * unit;
+        bb[row] = cg.bb[row] * unit * unit * (PARTS == 1 ? lenience(cg, row) : 1);
     }
     ridge = row_ridge_of(all.p, all.a, sys.block, sys.r, ridge_unit);
     put_ridge(sys);

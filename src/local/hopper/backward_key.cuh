@@ -97,8 +97,6 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
     const unsigned group = warp_uniform(threadIdx.x / 128), warp = warp_uniform(threadIdx.x % 128 / 32);
     constexpr unsigned term_warps = C::stays ? S::term_warps : 1;
     unsigned block_count = 0, count = 0, turn = warp - 1;
-    /* Copies of keys, values and queries alone may begin before the pass over rows has ended. */
-    if (S::folded || S::solved || group != KEY_GROUPS || warp > 0) wait_for_previous_launch();
     if (group == KEY_GROUPS) {
         registers_release<24>();
         if (warp == 0 ? threadIdx.x % 32 != 0 : warp > term_warps) return;
@@ -206,7 +204,7 @@ static loam_status launch_keys(const loam_problem *p, const loam_args *a, const 
     key_maps maps;
     TRY(make_maps<S>(&maps, p, a, &directions, error));
     return cuda_launch("key_kernel_hopper", key_kernel_hopper<C>, grid, KEY_THREADS,
-                       sizeof(key_pass_shared<S>), a->stream, !S::solved, error, *p, *a, *rows, directions,
+                       sizeof(key_pass_shared<S>), a->stream, false, error, *p, *a, *rows, directions,
                        (unsigned)blocks, maps);
 }
 
