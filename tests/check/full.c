@@ -39,8 +39,8 @@ static int recurrent_specs(const loam_kernel_info *row, int mechanism, spec *cas
         s.ridge = 0.5;
         cases[count++] = s;
     }
-    if (mechanism ==
-        LOAM_MESA) { /* keys leave directions free: x is a thousand times its products with them */
+    /* Keys leave directions free: x is a thousand times its products with them. */
+    if (mechanism == LOAM_MESA) {
         spec s = base(row, mechanism, 7, 7);
         s.feature_map = LOAM_FEATURES_UNIT;
         s.ridge_axes = LOAM_RIDGE_HEAD, s.ridge = 1e-3;
