@@ -24,8 +24,7 @@ cat $logs | awk -v list="$list" '
     /\(C75[0-9][0-9]\)/ {
         split($0, quoted, "\047"); allowed = 0
         for (i = 1; i <= exceptions; i++) if (quoted[2] ~ serialised[i]) allowed = 1
-        if (!allowed) print
-        if (!allowed) bad = 1
+        if (!allowed) { print; bad = 1 }
     }
     /Compiling entry function/ { split($0, quoted, "\047"); kernel = quoted[2]; kernels++ }
     /bytes stack frame/ {

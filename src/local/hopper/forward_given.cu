@@ -8,9 +8,8 @@
  * 64 rows each, from the scores to the output, and take turns to issue products: the exponentials of one
  * overlap with the products of the other. Without a probe, the product of a tile's weights with its values
  * also overlaps with the weights of the next tile; with 64 channels, all products do, and turns are those of
- * computing exponentials. The last warpgroup
- * produces: one warp copies keys and values, one thread the rows, and one warp computes decays. Scores and
- * their maxima are to base 2.
+ * computing exponentials. The last warpgroup produces: one warp copies keys and values, one thread the rows,
+ * and one warp computes decays. Scores and their maxima are to base 2.
  */
 #include "src/local/cuda/forward.h"
 #include "src/local/hopper/forward_given_results.cuh"
