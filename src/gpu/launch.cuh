@@ -34,9 +34,9 @@ static inline loam_status cuda_allow_shared(const void *kernel, size_t bytes, lo
                       "shared memory of the kernel", error);
 }
 
-/* Launches `blocks` blocks of `threads` threads with `shared` bytes of dynamic shared memory, `cluster` at a
- * time on neighbouring multiprocessors. overlapped: the kernel may start before the previous one of the stream
- * has ended (programmatic dependent launch). */
+/* Launches `blocks` blocks of `threads` threads with `shared` bytes of dynamic shared memory, in clusters of
+ * `cluster` blocks. overlapped: the kernel may start before the previous one of the stream has ended
+ * (programmatic dependent launch). */
 template <class... PARAMETERS, class... ARGUMENTS>
 static loam_status cuda_launch_clusters(const char *name, void (*kernel)(PARAMETERS...), int64_t blocks,
                                         unsigned cluster, unsigned threads, size_t shared, void *stream,

@@ -248,12 +248,12 @@ static void same_bits_of_few_queries(void **state)
     }
 }
 
-/* Where blocks of rows are few, several thread blocks of a GPU may share the many keys of one: as many keys as
- * are not shared yet, and some more. */
+/* Where blocks of rows are few, several thread blocks of a GPU may share the keys of one, from 24 tiles of 64
+ * on; the batch has enough blocks for all multiprocessors. */
 static void same_bits_where_keys_are_shared(void **state)
 {
     (void)state;
-    static const int64_t lengths[] = { 960, 1024, 1100, 2100 };
+    static const int64_t lengths[] = { 1472, 1536, 1600, 2100 };
     loam_kernel_info row;
     for (int i = 0; loam_kernel_at(i, &row) == LOAM_OK; i++) {
         const int wanted = row.available && kernel_tiled(&row) && strcmp(row.pass, "forward") == 0 &&
@@ -268,7 +268,7 @@ static void same_bits_where_keys_are_shared(void **state)
             snprintf(s.kernel, sizeof s.kernel, "%s", row.name);
             values alone = values_make(&s);
             expect_run(&alone);
-            check_place(&alone, MANY, MANY / 3);
+            check_place(&alone, MANY / 5, MANY / 8);
             values_free(&alone);
         }
     }

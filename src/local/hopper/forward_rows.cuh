@@ -205,6 +205,10 @@ static __device__ __forceinline__ void put_output(const block_system<DIM, DECAYE
                 unit[2] = { cg.unit[0] * image_unit(sys, own, 0), cg.unit[1] * image_unit(sys, own, 1) };
     float bad[2] = { 0, 0 };
     uint16_t *to[2];
+    float means[DIM <= 64 ? DIM / 2 : 1]; /* all loads before any store, where registers allow */
+#pragma unroll
+    for (int n = 0; DIM <= 64 && n < DIM / 2; n++)
+        means[n] = vbar.get(n);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         to[row] = (uint16_t *)a.o.data +
@@ -218,7 +222,7 @@ static __device__ __forceinline__ void put_output(const block_system<DIM, DECAYE
             float out[2];
 #pragma unroll
             for (int c = 0; c < 2; c++) {
-                const float mean = vbar.get(at + c);
+                const float mean = DIM <= 64 ? means[at + c] : vbar.get(at + c);
                 out[c] = value * (mean - unit[row] * (sums[n / 8][n % 8][e + c] - total[row] * mean));
                 bad[row] += out[c] * 0;
             }

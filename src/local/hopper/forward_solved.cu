@@ -32,7 +32,7 @@ static __device__ __forceinline__ void masked_scores(float (&s)[8][4],
         for (int e = 0; e < 4; e++)
             s[n][e] *= DECAYED ? 1.0f : sys.scale2[e / 2];
     }
-    if (!sys.unmasked(j)) {
+    if (rarely(!sys.unmasked(j))) {
 #pragma unroll
         for (int n = 0; n < 8; n++) {
 #pragma unroll
@@ -200,7 +200,7 @@ static __device__ __forceinline__ void sum_means(const block_system<DIM, DECAYED
         sys, [&](const auto &t) { rows.query_keys(s, sys, t.keys); },
         [&](const auto &t) {
             wgmma_results(s);
-            if (segments.ends(t.j)) {
+            if (rarely(segments.ends(t.j))) {
                 merge_softmax(soft, before, scale);
                 before = soft, soft = none;
             }
@@ -432,15 +432,13 @@ __global__ void __launch_bounds__(THREADS, solver_blocks<DIM>)
         __threadfence();
         atomicExch(&work.scratch_taken[sm.scratch], 0);
     }
-    /* One thread block sees to it that this launch does not end before the one that it overlaps with; the others
-     * make room. */
+    /* One thread block sees to it that this launch does not end before the one that it overlaps with; the
+     * others make room. */
     if (PARTS == 1 && blockIdx.x == 0) wait_for_previous_launch();
 }
 
 /* ------------------------------------------------------------------ the launches */
 
-#include <stdlib.h>
-#define FEW_BLOCKS (getenv("LOAM_FEW") ? atoi(getenv("LOAM_FEW")) : 264)
 template <int PARTS, int DIM, bool DECAYED>
 static loam_status launch_pass(const loam_problem *p, const loam_args *a, const local_saved *saved,
                                const solve_work *work, const half_copy *copy, const heavy_work *heavy,
@@ -448,7 +446,7 @@ static loam_status launch_pass(const loam_problem *p, const loam_args *a, const 
 {
     const int64_t blocks = (int64_t)row_blocks(p), resident = solver_blocks<DIM> * solve_multiprocessors(),
                   most = resident < work->scratches ? resident : work->scratches;
-    const bool clusters = is_segmented<PARTS, DIM, DECAYED> && blocks <= FEW_BLOCKS;
+    const bool clusters = is_segmented<PARTS, DIM, DECAYED> && blocks <= solve_multiprocessors();
     const int64_t grid = clusters ? blocks * SEGMENTS : most < blocks ? most : blocks;
     const unsigned cluster = clusters ? SEGMENTS : 1;
     return cuda_launch_clusters("solved_kernel_hopper", solved_kernel_hopper<PARTS, DIM, DECAYED>, grid,

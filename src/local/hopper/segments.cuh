@@ -6,10 +6,10 @@
 #define LOAM_LOCAL_HOPPER_SEGMENTS_CUH
 
 #include "src/gpu/cluster.cuh"
-#include "src/local/cuda/solve.cuh"
+#include "src/local/hopper/stream.cuh"
 
 /* Keys of blocks with fewer tiles are one segment. */
-enum { SEGMENTED_TILES = 16 };
+enum { SEGMENTED_TILES = 24 };
 
 /* The keys of a block. */
 struct key_segments {
@@ -80,7 +80,7 @@ template <bool SEGMENTED, int DIM, class T> struct segment_sums {
      * flight. */
     template <class... SCALE> __device__ __forceinline__ void end(sums &sum, int which, const SCALE &...scale)
     {
-        if (!ended) return;
+        if (!rarely(ended)) return;
 #pragma unroll
         for (int n = 0; n < 8; n++) {
             if (count > 0) add(sum[0][n], before(which, n), scale...);
@@ -99,7 +99,7 @@ template <bool SEGMENTED, int DIM, class T> struct segment_sums {
     /* After all sums of a segment that has ended. */
     __device__ __forceinline__ void next_segment()
     {
-        if (!ended) return;
+        if (!rarely(ended)) return;
         count++, next += sm.segments.tiles * TILE_SIDE;
     }
     /* Fragment n of what a segment of the cluster has to tell; 16 and 17: numbers. */
@@ -115,7 +115,8 @@ template <bool SEGMENTED, int DIM, class T> struct segment_sums {
         for (int n = 0; n < 8; n++)
             *part(sm.segments.own, 8 * which + n) = fragment(sum[0][n]);
     }
-    /* A sum of all segments, from those of the cluster; scale: of the sum of those before each, and of each. */
+    /* A sum of all segments, from those of the cluster; scale, where it is given: of the sum of those before
+     * each, and of each. */
     template <class... SCALE>
     __device__ __forceinline__ void gather(sums &sum, int which, unsigned turn, const SCALE &...scale) const
     {
@@ -166,7 +167,7 @@ template <bool SEGMENTED, int DIM, class T> struct plain_sums {
     /* Before the weights of the tile from key j on are added to total. */
     __device__ __forceinline__ void begin_tile(int j, float (&total)[2])
     {
-        if (!segments.ends(j)) return;
+        if (!rarely(segments.ends(j))) return;
         before[0] += total[0], before[1] += total[1];
         total[0] = total[1] = 0;
     }

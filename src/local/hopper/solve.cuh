@@ -195,7 +195,7 @@ static __device__ __forceinline__ void score_weights(float (&w)[8][4],
             w[n][e] = DECAYED ? w[n][e] - sys.lse2[e / 2] : w[n][e] * sys.scale2[e / 2] - sys.lse2[e / 2];
     }
     /* A branch would take registers for the weights before and after it, which 256 channels do not leave. */
-    if (DIM > 128 || DECAYED || !sys.lse_exact || !sys.unmasked(j)) {
+    if (DIM > 128 || DECAYED || rarely(!sys.lse_exact || !sys.unmasked(j))) {
 #pragma unroll
         for (int n = 0; n < 8; n++) {
 #pragma unroll

@@ -8,6 +8,9 @@
 #include "src/local/cuda/solve.cuh"
 #include "src/local/hopper/tile.cuh"
 
+/* x, which is mostly false: what depends on it goes out of the way of the instructions around it. */
+static __device__ __forceinline__ bool rarely(bool x) { return __builtin_expect(x, false); }
+
 /* Stages of the ring, each for a tile of keys or of values. */
 template <int DIM> constexpr unsigned ring_stages = DIM == 64 ? 10 : 4;
 
@@ -74,7 +77,7 @@ template <int DIM, bool VALUES, unsigned STAGES, class T> struct kv_stream {
     {
         const unsigned entry = begin + n;
         barrier_wait(&ring.full[entry % STAGES], entry / STAGES % 2);
-        if (j + TILE_SIDE > keys) clear_tail_block<DIM>(ring.stage[entry % STAGES], keys - j);
+        if (rarely(j + TILE_SIDE > keys)) clear_tail_block<DIM>(ring.stage[entry % STAGES], keys - j);
     }
     __device__ __forceinline__ void prologue() const
     {
