@@ -86,6 +86,9 @@ struct rows_plan {
  * those of the copies in fp16. */
 loam_status rows_solved(const loam_problem *p, const loam_args *a, const rows_plan *plan, loam_error *error);
 
+/* Queues the launches for tiles of 256 channels. */
+loam_status rows_wide(const loam_problem *p, const loam_args *a, const rows_plan *plan, loam_error *error);
+
 /* What all blocks of a launch share. */
 struct rows_launch {
     const loam_problem &p;
@@ -169,13 +172,14 @@ static __device__ __forceinline__ void load_row_tile(const pairs_system<DIM, DEC
 }
 
 /* Adds the weights, as rounded to their parts, to total: sums of the thread's columns. */
-template <int PARTS, class T>
-static __device__ __forceinline__ void add_weights(float (&total)[2], const weights_operand<PARTS, 4, T> &w)
+template <int PARTS, int STEPS, class T>
+static __device__ __forceinline__ void add_weights(float (&total)[2],
+                                                   const weights_operand<PARTS, STEPS, T> &w)
 {
 #pragma unroll
     for (int part = PARTS - 1; part >= 0; part--) {
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
+        for (int k = 0; k < STEPS; k++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const float2 pair = unpack_pair<T>(w.part[part][k][e]);
@@ -271,14 +275,14 @@ static __device__ __forceinline__ float score_weight(const pairs_system<DIM, DEC
 }
 
 /* The products s = q . k become p (SCALED: are kept), and g = do . v + y . k becomes p E. */
-template <bool SCALED, int DIM, bool DECAYED>
-static __device__ __forceinline__ void pair_errors(float (&s)[8][4], float (&g)[8][4],
+template <bool SCALED, int BLOCKS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void pair_errors(float (&s)[BLOCKS][4], float (&g)[BLOCKS][4],
                                                    const pairs_system<DIM, DECAYED> &sys,
                                                    const pair_rows &own, int j)
 {
-    if (!SCALED) score_weights(s, sys, j);
+    if constexpr (!SCALED) score_weights(s, sys, j);
 #pragma unroll
-    for (int n = 0; n < 8; n++) {
+    for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const float p = SCALED ? score_weight(sys, s[n][e], e / 2, j + column_of(n, e)) : s[n][e];
@@ -288,14 +292,14 @@ static __device__ __forceinline__ void pair_errors(float (&s)[8][4], float (&g)[
 }
 
 /* The products u = rho . k become ds, from f = p E and s, which is p (SCALED: q . k). */
-template <bool SCALED, int DIM, bool DECAYED>
-static __device__ __forceinline__ void pair_gradients(float (&u)[8][4], const float (&s)[8][4],
-                                                      const float (&f)[8][4],
+template <bool SCALED, int BLOCKS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void pair_gradients(float (&u)[BLOCKS][4], const float (&s)[BLOCKS][4],
+                                                      const float (&f)[BLOCKS][4],
                                                       const pairs_system<DIM, DECAYED> &sys,
                                                       const pair_rows &own, rows_sums &sum, int j)
 {
 #pragma unroll
-    for (int n = 0; n < 8; n++) {
+    for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int row = e / 2;
@@ -305,7 +309,7 @@ static __device__ __forceinline__ void pair_gradients(float (&u)[8][4], const fl
     }
     if (own.by_max) {
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
+        for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 u[n][e] += j + column_of(n, e) == own.peak[e / 2] ? own.at_peak[e / 2] : 0;
@@ -313,7 +317,7 @@ static __device__ __forceinline__ void pair_gradients(float (&u)[8][4], const fl
     }
     if constexpr (DECAYED) {
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
+        for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 sum.total[e / 2] += u[n][e];
@@ -321,7 +325,7 @@ static __device__ __forceinline__ void pair_gradients(float (&u)[8][4], const fl
     }
     if (SCALED) {
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
+        for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int row = e / 2;
@@ -670,67 +674,6 @@ static __device__ __forceinline__ void put_pairs(const rows_system<DIM, DECAYED>
                        scale * (q[n / 8][n % 8][e + 1] - inner[row] * kbar.get(4 * n + e + 1)) - y.y);
         }
     }
-}
-
-/* The last sweep of a block in one part. True where the solve is accepted: all results of the rows are then
- * written. */
-template <int DIM, bool DECAYED>
-static __device__ __forceinline__ bool finish_rows_one_part(const rows_system<DIM, DECAYED> &rs,
-                                                            const cg_rows &cg, const bool (&wanted)[2],
-                                                            const cg_tolerance &tolerance, rows_sums &sum)
-{
-    const pairs_system<DIM, DECAYED> &sys = rs.sys;
-    float q[DIM / TILE_SIDE][8][4], r[DIM / TILE_SIDE][8][4];
-    float inner[2] = { 0, 0 }, total[2] = { 0, 0 }, error2[2] = { 0, 0 }, residual;
-    row_scalars rec[2];
-    begin_pairs<1>(rs, cg, sum, rec);
-    put_records(rs, rec);
-    const pair_rows own = pair_rows_of(sys, rec);
-    if (DIM > 64 || !sys.a.grad_scale)
-        pair_sums_one_part<false>(q, r, inner, total, rs, own, sum);
-    else if constexpr (DIM == 64)
-        pair_sums_one_part<true>(q, r, inner, total, rs, own, sum);
-    const lane_vector kbar = sys.vector(VECTOR_KBAR);
-    const float inverse[2] = { 1 / (cg.unit[0] * cg.unit[0]), 1 / (cg.unit[1] * cg.unit[1]) };
-    total[0] = quad_sum(total[0]), total[1] = quad_sum(total[1]);
-#pragma unroll
-    for (int n = 0; n < DIM / 8; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-            const float2 y = direction_pair<1>(sys, n, e);
-#pragma unroll
-            for (int s = 0; s < 2; s++) {
-                const int row = e / 2;
-                const float rest = r[n / 8][n % 8][e + s] - total[row] * kbar.get(4 * n + e + s) +
-                                   rs.lambda(4 * n + e + s) * (s ? y.y : y.x);
-                error2[row] += rest * rest * inverse[row];
-            }
-        }
-    }
-    bool missed = false;
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        missed |= wanted[row] && !(accepted(cg, tolerance, row, quad_sum(error2[row]), &residual) &&
-                                   sys.ridge.least[row] > BLOCK_LEAST_RIDGE * cg.most[row]);
-    }
-    if (__syncthreads_or(missed)) return false;
-    put_pairs(rs, q, inner, sum);
-    return true;
-}
-
-/* The last sweeps of a block in two parts. The solution is the direction. */
-template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void finish_rows_two_parts(const rows_system<DIM, DECAYED> &rs,
-                                                             const cg_rows &cg, rows_sums &sum)
-{
-    float q[DIM / TILE_SIDE][8][4], inner[2] = { 0, 0 };
-    row_scalars rec[2];
-    begin_pairs<2>(rs, cg, sum, rec);
-    centre_errors(rec, rs);
-    put_records(rs, rec);
-    const pair_rows own = pair_rows_of(rs.sys, rec);
-    pair_sums_two_parts(q, inner, rs, own, sum);
-    put_pairs(rs, q, inner, sum);
 }
 
 #endif
