@@ -32,7 +32,8 @@ size_t local_backward_hopper_work(const loam_problem *p)
     arena pool = { NULL, 0 };
     (void)row_arrays_carve(p, &pool);
     const bool solved = p->mechanism == LOAM_LLA, both = solved && p->dtype == LOAM_F16;
-    const size_t rows = solved ? local_rows_solved_hopper_work(p) : 0,
+    const bool wide = local_padded_dim(p) > 128;
+    const size_t rows = solved && !wide ? local_rows_solved_hopper_work(p) : 0,
                  keys = both ? local_keys_solved_half_hopper_work(p) : local_keys_hopper_work(p),
                  passes = both          ? size_add(rows, keys)
                           : rows > keys ? rows
@@ -66,18 +67,20 @@ static loam_status keys_solved_half(const loam_problem *p, const loam_args *a, c
 loam_status local_backward_hopper(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     if (!local_backward_hopper_reads(p, a)) return local_backward_cuda(p, a, error);
-    const bool f16 = p->dtype == LOAM_F16, wide = p->dim_qk > 128 || p->dim_v > 128;
+    const bool f16 = p->dtype == LOAM_F16, wide = local_padded_dim(p) > 128;
     arena pool = { (char *)a->work, 0 };
-    const row_arrays rows = row_arrays_carve(p, &pool);
+    row_arrays rows = row_arrays_carve(p, &pool);
     void *const memory = (char *)a->work + pool.used;
     const bool solved = p->mechanism == LOAM_LLA;
+    if (solved && wide) rows.state = NULL;
     if (f16 && !solved) TRY(clear_falls(p, a, &rows, error));
-    TRY(solved && f16 ? local_rows_solved_half_hopper(p, a, &rows, memory, error)
-        : solved      ? local_rows_solved_hopper(p, a, &rows, memory, error)
-        : f16         ? local_rows_given_half_hopper(p, a, &rows, error)
-                      : local_rows_given_hopper(p, a, &rows, error));
+    TRY(solved && f16    ? local_rows_solved_half_hopper(p, a, &rows, memory, error)
+        : solved && wide ? local_rows_cuda(p, a, &rows, memory, error)
+        : solved         ? local_rows_solved_hopper(p, a, &rows, memory, error)
+        : f16            ? local_rows_given_half_hopper(p, a, &rows, error)
+                         : local_rows_given_hopper(p, a, &rows, error));
     TRY(solved && f16 ? keys_solved_half(p, a, &rows, memory, error)
-        : wide        ? local_keys_shared_hopper(p, a, &rows, error)
+        : wide        ? local_keys_shared_hopper(p, a, &rows, memory, error)
         : f16         ? local_keys_half_hopper(p, a, &rows, error)
                       : local_keys_hopper(p, a, &rows, memory, error));
     TRY(local_row_sums_cuda(p, a, &rows, error));

@@ -63,7 +63,7 @@ template <class T, int DIM, int DIRECTIONS, bool DECAYED> struct key_shape {
     static constexpr int blocks = queries / 8, steps = queries / 16;
     static constexpr int tiles = 2 + DIRECTIONS, terms = !solved ? GIVEN_TERMS : folded ? HALF_TERMS : TERMS;
     static constexpr int tile = DIM * queries, exchanged = probed ? 2 : 1;
-    static constexpr int stages = DIM == 192 ? 6 : DIM == 256 && probed ? 3 : 4;
+    static constexpr int stages = DIM == 192 ? 6 : DIM == 256 && probed ? (solved ? 2 : 3) : 4;
     /* Warps that write the terms of rows, a tile each in turn. A barrier tells a round of the ring only from
      * the next one, so that from one wait to its next a warp may not skip a whole round. Three warps, of
      * tiles in two parts, two stages each, would. */
@@ -140,7 +140,7 @@ struct key_view {
     int nq, nk, low, up;
     bool packed;
     /* The state (ROWS_ONE_PART ..) of the first 64 rows of the sequence in the first head of the group; that
-     * of each next 64 rows is `step` entries before. NULL where no probe is solved. */
+     * of each next 64 rows is `step` entries before. NULL where no probe is solved, or all rows are pending. */
     const int32_t *state;
     int step;
 };
@@ -176,7 +176,7 @@ static __device__ __forceinline__ void advance(tile_walk &t, const key_block &bl
 /* Did the pass over rows need more than one part for query i of a head of the group? */
 static __device__ __forceinline__ bool needs_two_parts(const key_view &v, int head, int i)
 {
-    return v.state[head - (int64_t)(i / ROWS) * v.step] != ROWS_ONE_PART;
+    return !v.state || v.state[head - (int64_t)(i / ROWS) * v.step] != ROWS_ONE_PART;
 }
 
 /* Does any query of the tile from query i on see any of the keys j .. j + 63? */
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(256)
 {
     constexpr int channels = DIM / 32;
     const row_block block = row_block_at(p, a, blockIdx.x);
-    const bool two_parts = block.rows > 0 && arrays.state[blockIdx.x] != ROWS_ONE_PART;
+    const bool two_parts = block.rows > 0 && (!arrays.state || arrays.state[blockIdx.x] != ROWS_ONE_PART);
     const int64_t first = block.rows > 0 ? local_row(&p, &block.s, block.h, block.i0) : 0;
 #pragma unroll 2
     for (int r = threadIdx.x / 32; r < block.rows; r += 8) {
