@@ -167,7 +167,7 @@ static __device__ __forceinline__ void pack_effective_weights(
     split_weights(effective, w);
 }
 
-/* s becomes scale ds (without scale where there is no direction), e becomes -p E. */
+/* s becomes scale ds (without scale where there is no direction), e becomes -p E, u becomes p (1 - u). */
 template <class S, int BLOCKS>
 static __device__ __forceinline__ void score_gradient(key_scores<BLOCKS> &pairs, const key_consumer<S> &wg)
 {
@@ -181,6 +181,7 @@ static __device__ __forceinline__ void score_gradient(key_scores<BLOCKS> &pairs,
             pairs.s[n][e] = S::probed ? p * wg.ds_scale * (pairs.u[n][e] * error + own.at(n, e)) : p * error;
             pairs.e[n][e] = -p * error;
             if constexpr (S::folded && S::solved) pairs.e[n][e] *= wg.fold.error;
+            if constexpr (S::probed) pairs.u[n][e] *= p;
         }
     }
 }

@@ -68,13 +68,13 @@ template <class S> struct weight_half {
         if constexpr (S::probed) more_rows<S::dim>(pairs.u, wg.sm.keys[0], wg.tile(TILE_RHO), PARTS == 2);
         wgmma_commit();
     }
-    __device__ __forceinline__ void finish_scores(key_consumer<S> &wg, unsigned turn)
+    template <int PARTS> __device__ __forceinline__ void finish_scores(key_consumer<S> &wg, unsigned turn)
     {
         wgmma_results(pairs.s);
         key_weights(pairs.s, terms_of(wg, TERM_LSE), wg);
         if constexpr (S::probed) {
             wgmma_results(pairs.u);
-            centre_probe<1>(pairs.u, terms_of(wg, TERM_UNIT), wg);
+            centre_probe<PARTS>(pairs.u, terms_of(wg, TERM_UNIT), wg);
         }
         if (!tile_whole<S::queries>(wg.v, wg.t.i, wg.j)) {
             mask_pairs(pairs.s, wg);
@@ -96,7 +96,7 @@ template <class S> struct weight_half {
         weights_operand<2, S::steps, typename S::type> in_two;
         issue_scores<2>(wg);
         wgmma_wait<0>();
-        finish_scores(wg, turn);
+        finish_scores<2>(wg, turn);
         pack_effective_weights<S>(in_two, pairs);
         add_weighted<S::dim>(sum, in_two, wg.tile(TILE_GRAD_O));
         wgmma_commit();
@@ -107,11 +107,11 @@ template <class S> struct weight_half {
 
 /* The gradients of the scores of a tile, and dk. */
 template <class S> struct score_half {
-    template <int PARTS> using operand = weights_operand<PARTS, S::steps, typename S::type>;
+    typedef typename S::type T;
+    template <int PARTS> using operand = weights_operand<PARTS, S::steps, T>;
 
     key_scores<S::blocks> pairs;
     operand<1> ds, error, effective; /* effective: the weights of y */
-    operand<1> next;                 /* effective of the next tile */
     float sum[S::dim / TILE_SIDE][8][4];
 
     template <int PARTS> __device__ __forceinline__ void issue_scores(const key_consumer<S> &wg)
@@ -122,8 +122,7 @@ template <class S> struct score_half {
         if constexpr (S::solved) more_rows<S::dim>(pairs.e, wg.sm.keys[0], wg.tile(TILE_Y), true);
         wgmma_commit();
     }
-    template <int PARTS>
-    __device__ __forceinline__ void gradients(key_consumer<S> &wg, unsigned turn, operand<PARTS> &kept)
+    template <int PARTS> __device__ __forceinline__ void finish_scores(key_consumer<S> &wg, unsigned turn)
     {
         wgmma_results(pairs.e);
         centre_error(pairs.e, terms_of(wg, TERM_CENTRE), wg);
@@ -132,18 +131,13 @@ template <class S> struct score_half {
         take_pairs(wg.sm, 0, pairs.s);
         if constexpr (S::probed) take_pairs(wg.sm, S::exchanged - 1, pairs.u);
         exchange_taken(wg.sm);
-        if constexpr (S::solved) pack_effective_weights<S>(kept, pairs);
         score_gradient(pairs, wg);
         if (S::solved && wg.by_max) add_peaks(pairs.s, wg);
         add_decay_sums(wg, pairs.s);
     }
-    __device__ __forceinline__ void finish_scores(key_consumer<S> &wg, unsigned turn)
-    {
-        gradients(wg, turn, next);
-    }
     __device__ __forceinline__ void pack()
     {
-        if constexpr (S::solved) effective = next;
+        if constexpr (S::solved) split_weights(effective, pairs.u);
         split_weights(ds, pairs.s);
         if constexpr (S::probed) split_weights(error, pairs.e);
     }
@@ -156,15 +150,18 @@ template <class S> struct score_half {
     }
     __device__ __forceinline__ void add_two_parts(key_consumer<S> &wg, unsigned turn)
     {
-        operand<2> kept, of_score, of_error;
         issue_scores<2>(wg);
         wgmma_wait<0>();
-        gradients(wg, turn, kept);
-        split_weights(of_score, pairs.s);
-        split_weights(of_error, pairs.e);
-        add_weighted<S::dim>(sum, kept, wg.tile(TILE_Y), wg.lo_tile(TILE_Y));
-        add_weighted<S::dim>(sum, of_score, wg.tile(TILE_Q));
-        add_weighted<S::dim>(sum, of_error, wg.tile(TILE_RHO), wg.lo_tile(TILE_RHO));
+        finish_scores<2>(wg, turn);
+        add_pairs(pairs.u, wg.tile(TILE_Y), wg.lo_tile(TILE_Y));
+        add_pairs(pairs.s, wg.tile(TILE_Q), NULL);
+        add_pairs(pairs.e, wg.tile(TILE_RHO), wg.lo_tile(TILE_RHO));
+    }
+    __device__ __forceinline__ void add_pairs(const float (&x)[S::blocks][4], const T *tile, const T *rest)
+    {
+        operand<2> w;
+        split_weights(w, x);
+        add_weighted<S::dim>(sum, w, tile, rest);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_results(sum);
@@ -189,7 +186,7 @@ static __device__ __forceinline__ void consume_run(HALF &part, key_consumer<S> &
     begin_tile(wg, a);
     part.template issue_scores<1>(wg);
     wgmma_wait<0>();
-    part.finish_scores(wg, turn++);
+    part.template finish_scores<1>(wg, turn++);
     part.pack();
 #pragma unroll 1
     for (;;) {
@@ -207,7 +204,7 @@ static __device__ __forceinline__ void consume_run(HALF &part, key_consumer<S> &
         part.template issue_scores<1>(wg);
         part.issue_sums(wg, stage);
         wgmma_wait<1>();
-        part.finish_scores(wg, turn++);
+        part.template finish_scores<1>(wg, turn++);
         wgmma_wait<0>();
         wgmma_results(part.sum);
         ring_release(wg.sm.ring, used);
