@@ -13,7 +13,7 @@ static __device__ __forceinline__ const int32_t *first_state(const loam_problem 
                                                              const key_block &block, unsigned n)
 {
     const int64_t last = (p.len_q + ROWS - 1) / ROWS - 1, sequence = n / p.heads_kv % p.batch;
-    return arrays.state + (last * p.batch + sequence) * p.heads_q + block.first_head;
+    return arrays.state ? arrays.state + (last * p.batch + sequence) * p.heads_q + block.first_head : NULL;
 }
 
 template <class S> static __device__ __forceinline__ void init_barriers(key_pass_shared<S> &sm)

@@ -97,20 +97,20 @@ static __device__ __forceinline__ void key_weights(float (&s)[BLOCKS][4], const 
 }
 
 /* The products k . rho become 1 - u, with the fold of dv. */
-template <class S, int BLOCKS>
+template <int PARTS, class S, int BLOCKS>
 static __device__ __forceinline__ void centre_probe(float (&u)[BLOCKS][4], const column_terms<BLOCKS> &unit,
                                                     const key_consumer<S> &wg)
 {
-    constexpr bool in_two = S::folded && S::solved;
+    constexpr bool apart = S::solved && (S::folded || PARTS == 2);
     const float factor = S::folded ? -wg.fold.dv * (S::solved ? wg.fold.probe : 1) : -1;
     column_terms<BLOCKS> rest;
-    if constexpr (in_two) rest = columns_of<BLOCKS>(wg.sm.terms[wg.stage][TERM_REST]);
+    if constexpr (apart) rest = columns_of<BLOCKS>(wg.sm.terms[wg.stage][TERM_REST]);
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             u[n][e] = S::folded ? fmaf(u[n][e], factor, unit.at(n, e)) : unit.at(n, e) - u[n][e];
-            if constexpr (in_two) u[n][e] += rest.at(n, e);
+            if constexpr (apart) u[n][e] += rest.at(n, e);
         }
     }
 }
@@ -167,7 +167,7 @@ static __device__ __forceinline__ void pack_effective_weights(
     split_weights(effective, w);
 }
 
-/* s becomes scale ds (without scale where there is no direction), e becomes -p E. */
+/* s becomes scale ds (without scale where there is no direction), e becomes -p E, u becomes p (1 - u). */
 template <class S, int BLOCKS>
 static __device__ __forceinline__ void score_gradient(key_scores<BLOCKS> &pairs, const key_consumer<S> &wg)
 {
@@ -181,7 +181,22 @@ static __device__ __forceinline__ void score_gradient(key_scores<BLOCKS> &pairs,
             pairs.s[n][e] = S::probed ? p * wg.ds_scale * (pairs.u[n][e] * error + own.at(n, e)) : p * error;
             pairs.e[n][e] = -p * error;
             if constexpr (S::folded && S::solved) pairs.e[n][e] *= wg.fold.error;
+            if constexpr (S::probed) pairs.u[n][e] *= p;
         }
+    }
+}
+
+/* Where the unit of the ridge is the largest p: adds scale e to scale ds of the key that has it. */
+template <class S, int BLOCKS>
+static __device__ __forceinline__ void add_peaks(float (&ds)[BLOCKS][4], const key_consumer<S> &wg)
+{
+    const column_terms<BLOCKS> peak = terms_of(wg, TERM_PEAK), own = terms_of(wg, TERM_PEAK_E);
+    const float scale = wg.scale * (S::folded ? exp2f(key_raise<typename S::type>) : 1);
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            ds[n][e] += wg.at[e / 2] == __float_as_int(peak.at(n, e)) ? scale * own.at(n, e) : 0;
     }
 }
 
@@ -210,6 +225,29 @@ template <class S> static __device__ __forceinline__ void clear_tail_consumers(c
             stage[(n * S::queries + real) * (TILE_SIDE / 2) + e] = 0;
     fence_async_proxy();
     asm volatile("bar.sync 1, %0;" ::"n"(KEY_GROUPS * 128) : "memory");
+}
+
+/* sum += weights tile. In two parts: hi hi + lo hi, and hi lo where the tile has a lo part, `rest`. */
+template <int DIM, int PARTS, int STEPS, class T>
+static __device__ __forceinline__ void add_weighted(float (&sum)[DIM / TILE_SIDE][8][4],
+                                                    const weights_operand<PARTS, STEPS, T> &w, const T *tile,
+                                                    const T *rest = NULL)
+{
+    if (PARTS > 1) {
+        if (rest) multiply_weights<DIM>(sum, w.part[0], rest);
+        multiply_weights<DIM>(sum, w.part[PARTS - 1], tile);
+    }
+    multiply_weights<DIM>(sum, w.part[0], tile);
+}
+
+/* Rows of the current head, from the current tile on, whose directions have one part; among the next 32
+ * blocks of 64 rows, one for each lane. */
+template <class S> static __device__ __forceinline__ int count_one_part_rows(const key_consumer<S> &wg)
+{
+    const int i = wg.t.i + (int)(threadIdx.x % 32) * ROWS;
+    const bool two_parts = i < wg.v.nq && needs_two_parts(wg.v, wg.t.head, i);
+    const unsigned any = __ballot_sync(0xffffffffu, two_parts);
+    return warp_uniform((any ? __ffs((int)any) - 1 : 32) * ROWS - (any % 2 ? 0 : wg.t.i % ROWS));
 }
 
 /* ------------------------------------------------------------------ results */

@@ -51,7 +51,7 @@ static __device__ __forceinline__ void query_sums_one_part(float (&q)[DIM / TILE
         wgmma_wait<0>();
         wgmma_results(u);
         unpack_weights(s, p);
-        pair_gradients<false>(u, s, g, sys, own, sum, j);
+        pair_gradients<1, false>(u, s, g, sys, own, sum, j);
         split_weights(ds, u);
         add_weights(inner, ds);
         multiply_weights<DIM>(q, ds.part[0], keys);
@@ -87,9 +87,8 @@ static __device__ __forceinline__ void more_half_weights(float (&out)[DIM / TILE
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void add_half_tile(float (&q)[DIM / TILE_SIDE][8][4], float (&inner)[2],
                                                      float (&g)[HALF_BLOCKS][4],
-                                                     const rows_system<DIM, DECAYED> &rs,
-                                                     pair_rows &stored, rows_sums &sum,
-                                                     const __nv_bfloat16 *keys, int j)
+                                                     const rows_system<DIM, DECAYED> &rs, pair_rows &stored,
+                                                     rows_sums &sum, const __nv_bfloat16 *keys, int j)
 {
     const pairs_system<DIM, DECAYED> &sys = rs.sys;
     float s[HALF_BLOCKS][4], u[HALF_BLOCKS][4];
@@ -108,7 +107,7 @@ static __device__ __forceinline__ void add_half_tile(float (&q)[DIM / TILE_SIDE]
     {
         const pair_rows own = in_memory(stored);
         pair_errors<true>(s, g, sys, own, j);
-        pair_gradients<true>(u, s, g, sys, own, in_memory(sum), j);
+        pair_gradients<2, true>(u, s, g, sys, own, in_memory(sum), j);
     }
     split_weights(ds, u);
     add_weights(in_memory(inner), ds);

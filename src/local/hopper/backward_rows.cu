@@ -15,6 +15,7 @@
  * Blocks with 64 dimensions and very few keys are those of backward_resident.cu, more than 128 dimensions
  * those of backward_rows_wide.cu, and all of float16 those of backward_half.cu.
  */
+#include "src/local/hopper/backward_centres.cuh"
 #include "src/local/hopper/backward_plan.cuh"
 #include "src/local/hopper/backward_resident.cuh"
 #include "src/local/hopper/backward_rows.cuh"
@@ -66,7 +67,8 @@ loam_status local_rows_solved_hopper(const loam_problem *p, const loam_args *a, 
         : dim == 128 ? launch<128>(p, a, &plan, error)
                      : rows_wide(p, a, &plan, error));
     TRY(local_adjoint_double_cuda(p, a, rows, memory, error));
-    return local_query_gradient_narrow_cuda(p, a, rows, error);
+    TRY(local_query_gradient_narrow_cuda(p, a, rows, error));
+    return probe_centres(p, a, &plan, error);
 }
 
 size_t local_rows_solved_hopper_work(const loam_problem *p)

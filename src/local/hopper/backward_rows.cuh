@@ -120,7 +120,7 @@ static __device__ __forceinline__ bool finish_rows_one_part(const rows_system<DI
     row_scalars rec[2];
     begin_pairs<1>(rs, cg, sum, rec);
     put_records(rs, rec);
-    const pair_rows own = pair_rows_of(sys, rec);
+    const pair_rows own = pair_rows_of<1>(sys, rec);
     if (DIM > 64 || !sys.a.grad_scale)
         pair_sums_one_part<false>(q, r, inner, total, rs, own, sum);
     else if constexpr (DIM == 64)
@@ -160,7 +160,7 @@ static __device__ __forceinline__ bool finish_wide_rows(const rows_system<DIM, D
     if (misses(rs.sys, cg, wanted, tolerance, error2)) return false;
     begin_pairs<1>(rs, cg, sum, rec);
     put_records(rs, rec);
-    query_sums_one_part(q, inner, rs, pair_rows_of(rs.sys, rec), sum);
+    query_sums_one_part(q, inner, rs, pair_rows_of<1>(rs.sys, rec), sum);
     put_pairs(rs, q, inner, sum);
     return true;
 }
@@ -175,7 +175,7 @@ static __device__ __forceinline__ void finish_rows_two_parts(const rows_system<D
     begin_pairs<2>(rs, cg, sum, rec);
     centre_errors(rec, rs);
     put_records(rs, rec);
-    pair_rows own = pair_rows_of(rs.sys, rec);
+    pair_rows own = pair_rows_of<2>(rs.sys, rec);
     if constexpr (DIM > 128)
         query_sums_two_parts(q, inner, rs, own, sum);
     else
@@ -394,8 +394,7 @@ static __device__ __forceinline__ bool rows_block(pairs_shared<DIM> &sm, rows_co
     const cg_tolerance tolerance = rows_tolerance<PARTS, DIM>();
     first_sweep<PARTS>(sys, ridge, cg, sum, all, count, wanted);
     /* Where rows that see many keys had two parts in forward, row matrices had solved them. */
-    const bool by_matrices =
-        PARTS == 2 && has_row_matrices<DIM> && listed && __syncthreads_or(two_parts);
+    const bool by_matrices = PARTS == 2 && has_row_matrices<DIM> && listed && __syncthreads_or(two_parts);
     if (!by_matrices) cg_run<PARTS>(sys, cg, tolerance);
     if constexpr (PARTS == 2 && !has_row_matrices<DIM>) {
         end_rows(sys, all, count, cg, wanted, tolerance, sum);
