@@ -118,7 +118,7 @@ template <int DIM, bool DECAYED, class T = __nv_bfloat16> struct rows_system {
     {
     }
     __device__ __forceinline__ bool is_f16() const { return sys.p.dtype == LOAM_F16; }
-    __device__ __forceinline__ T *stage(unsigned n) const { return sys.sm.stage[n]; }
+    __device__ __forceinline__ T *stage(unsigned n) const { return operand_tile<DIM>(sys.sm.stage[n]); }
     __device__ __forceinline__ uint64_t *full(unsigned n) const
     {
         return ((pair_barriers<DIM> *)((char *)&sys.sm + pair_barriers_at<DIM>))->full + n;
@@ -420,9 +420,9 @@ static __device__ __forceinline__ void multiply_two_parts(float (&u)[8][4], floa
                                                           const __nv_bfloat16 *keys, bool add)
 {
     more_rows<DIM>(u, rs.stage(pair_stages<DIM>::rho), keys, false);
-    more_rows<DIM>(u, rs.sys.sm.direction[1], keys, true);
+    more_rows<DIM>(u, operand_tile<DIM>(rs.sys.sm.direction[1]), keys, true);
     more_rows<DIM>(t, rs.stage(pair_stages<DIM>::y), keys, add);
-    more_rows<DIM>(t, rs.sys.sm.direction[0], keys, true);
+    more_rows<DIM>(t, operand_tile<DIM>(rs.sys.sm.direction[0]), keys, true);
 }
 
 /* rho_rest and y_rest: the means of u and t under p, which are the errors of the centres rho_kbar and y_kbar.
@@ -439,7 +439,7 @@ static __device__ __forceinline__ void centre_errors(row_scalars (&rec)[2],
         const int j = stream.key_of(stream.waited);
         const __nv_bfloat16 *const keys = stream.wait();
         float s[8][4], u[8][4], t[8][4];
-        multiply_rows<DIM>(s, sys.sm.query, keys, false);
+        multiply_rows<DIM>(s, operand_tile<DIM>(sys.sm.query), keys, false);
         multiply_two_parts(u, t, rs, keys, false);
         wgmma_commit();
         wgmma_wait<0>();
