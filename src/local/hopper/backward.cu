@@ -76,10 +76,11 @@ loam_status local_backward_hopper(const loam_problem *p, const loam_args *a, loa
         : solved      ? local_rows_solved_hopper(p, a, &rows, memory, error)
         : f16         ? local_rows_given_half_hopper(p, a, &rows, error)
                       : local_rows_given_hopper(p, a, &rows, error));
-    TRY(solved && f16 ? keys_solved_half(p, a, &rows, memory, error)
-        : wide        ? local_keys_shared_hopper(p, a, &rows, memory, error)
-        : f16         ? local_keys_half_hopper(p, a, &rows, error)
-                      : local_keys_hopper(p, a, &rows, memory, error));
+    TRY(solved && f16    ? keys_solved_half(p, a, &rows, memory, error)
+        : solved && wide ? local_keys_solved_wide_hopper(p, a, &rows, memory, error)
+        : wide           ? local_keys_shared_hopper(p, a, &rows, error)
+        : f16            ? local_keys_half_hopper(p, a, &rows, error)
+                         : local_keys_hopper(p, a, &rows, memory, error));
     TRY(local_row_sums_cuda(p, a, &rows, error));
     return loam_succeed(error);
 }

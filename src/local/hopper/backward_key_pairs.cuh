@@ -167,7 +167,7 @@ static __device__ __forceinline__ void pack_effective_weights(
     split_weights(effective, w);
 }
 
-/* s becomes scale ds (without scale where there is no direction), e becomes -p E, u becomes p (1 - u). */
+/* s becomes scale ds (without scale where there is no direction), e becomes -p E. */
 template <class S, int BLOCKS>
 static __device__ __forceinline__ void score_gradient(key_scores<BLOCKS> &pairs, const key_consumer<S> &wg)
 {
@@ -181,7 +181,6 @@ static __device__ __forceinline__ void score_gradient(key_scores<BLOCKS> &pairs,
             pairs.s[n][e] = S::probed ? p * wg.ds_scale * (pairs.u[n][e] * error + own.at(n, e)) : p * error;
             pairs.e[n][e] = -p * error;
             if constexpr (S::folded && S::solved) pairs.e[n][e] *= wg.fold.error;
-            if constexpr (S::probed) pairs.u[n][e] *= p;
         }
     }
 }
@@ -225,29 +224,6 @@ template <class S> static __device__ __forceinline__ void clear_tail_consumers(c
             stage[(n * S::queries + real) * (TILE_SIDE / 2) + e] = 0;
     fence_async_proxy();
     asm volatile("bar.sync 1, %0;" ::"n"(KEY_GROUPS * 128) : "memory");
-}
-
-/* sum += weights tile. In two parts: hi hi + lo hi, and hi lo where the tile has a lo part, `rest`. */
-template <int DIM, int PARTS, int STEPS, class T>
-static __device__ __forceinline__ void add_weighted(float (&sum)[DIM / TILE_SIDE][8][4],
-                                                    const weights_operand<PARTS, STEPS, T> &w, const T *tile,
-                                                    const T *rest = NULL)
-{
-    if (PARTS > 1) {
-        if (rest) multiply_weights<DIM>(sum, w.part[0], rest);
-        multiply_weights<DIM>(sum, w.part[PARTS - 1], tile);
-    }
-    multiply_weights<DIM>(sum, w.part[0], tile);
-}
-
-/* Rows of the current head, from the current tile on, whose directions have one part; among the next 32
- * blocks of 64 rows, one for each lane. */
-template <class S> static __device__ __forceinline__ int count_one_part_rows(const key_consumer<S> &wg)
-{
-    const int i = wg.t.i + (int)(threadIdx.x % 32) * ROWS;
-    const bool two_parts = i < wg.v.nq && needs_two_parts(wg.v, wg.t.head, i);
-    const unsigned any = __ballot_sync(0xffffffffu, two_parts);
-    return warp_uniform((any ? __ffs((int)any) - 1 : 32) * ROWS - (any % 2 ? 0 : wg.t.i % ROWS));
 }
 
 /* ------------------------------------------------------------------ results */

@@ -75,6 +75,19 @@ static __device__ __forceinline__ void issue_scores(key_scores<BLOCKS> &pairs, c
     wgmma_commit();
 }
 
+/* sum += weights tile. In two parts: hi hi + lo hi, and hi lo where the tile has a lo part, `rest`. */
+template <int DIM, int PARTS, int STEPS, class T>
+static __device__ __forceinline__ void add_weighted(float (&sum)[DIM / TILE_SIDE][8][4],
+                                                    const weights_operand<PARTS, STEPS, T> &w, const T *tile,
+                                                    const T *rest = NULL)
+{
+    if (PARTS > 1) {
+        if (rest) multiply_weights<DIM>(sum, w.part[0], rest);
+        multiply_weights<DIM>(sum, w.part[PARTS - 1], tile);
+    }
+    multiply_weights<DIM>(sum, w.part[0], tile);
+}
+
 template <class S> static __device__ __forceinline__ void wgmma_results(key_gradients<S> &sum)
 {
     wgmma_results(sum.dk);
@@ -122,6 +135,16 @@ static __device__ __forceinline__ void masked_parts(key_gradients<S> &sum, key_r
         wgmma_wait<0>();
         wgmma_results(sum);
     }
+}
+
+/* Rows of the current head, from the current tile on, whose directions have one part; among the next 32
+ * blocks of 64 rows, one for each lane. */
+template <class S> static __device__ __forceinline__ int count_one_part_rows(const key_runner<S> &wg)
+{
+    const int i = wg.t.i + (int)(threadIdx.x % 32) * ROWS;
+    const bool two_parts = i < wg.v.nq && needs_two_parts(wg.v, wg.t.head, i);
+    const unsigned any = __ballot_sync(0xffffffffu, two_parts);
+    return warp_uniform((any ? __ffs((int)any) - 1 : 32) * ROWS - (any % 2 ? 0 : wg.t.i % ROWS));
 }
 
 /* Tiles of the current head, from the current one on, that make a run: in one part, and seen whole. */

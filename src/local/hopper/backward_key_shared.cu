@@ -5,54 +5,9 @@
  * pairs, and dv; the other gets them through shared memory, and has E, ds and dk. So no product is computed
  * twice. Thread t of one has the same pairs as thread t of the other. Both issue the products of the next
  * tile before the sums of this one. */
-#include "src/local/hopper/backward_key.cuh"
-
-/* ------------------------------------------------------------------ the exchange */
-
-/* The threads' pairs go to the other warpgroup: number n of the exchanges of a tile, of turn `turn`. */
-template <class S, int BLOCKS>
-static __device__ __forceinline__ void give_pairs(key_pass_shared<S> &sm, int n, const float (&x)[BLOCKS][4])
-{
-#pragma unroll
-    for (int k = 0; k < BLOCKS; k++)
-        sm.exchange[n][k][threadIdx.x % 128] = make_float4(x[k][0], x[k][1], x[k][2], x[k][3]);
-}
-
-template <class S, int BLOCKS>
-static __device__ __forceinline__ void take_pairs(const key_pass_shared<S> &sm, int n, float (&x)[BLOCKS][4])
-{
-#pragma unroll
-    for (int k = 0; k < BLOCKS; k++) {
-        const float4 own = sm.exchange[n][k][threadIdx.x % 128];
-        x[k][0] = own.x, x[k][1] = own.y, x[k][2] = own.z, x[k][3] = own.w;
-    }
-}
-
-/* The barriers of the warp and its counterpart; `turn` counts the tiles. */
-template <class S>
-static __device__ __forceinline__ void exchange_begin(key_pass_shared<S> &sm, unsigned turn)
-{
-    barrier_wait(&sm.exchange_ring.empty[threadIdx.x % 128 / 32], turn % 2 ^ 1);
-}
-template <class S> static __device__ __forceinline__ void exchange_given(key_pass_shared<S> &sm)
-{
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(&sm.exchange_ring.full[threadIdx.x % 128 / 32]);
-}
-template <class S> static __device__ __forceinline__ void exchange_wait(key_pass_shared<S> &sm, unsigned turn)
-{
-    barrier_wait(&sm.exchange_ring.full[threadIdx.x % 128 / 32], turn % 2);
-}
-template <class S> static __device__ __forceinline__ void exchange_taken(key_pass_shared<S> &sm)
-{
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(&sm.exchange_ring.empty[threadIdx.x % 128 / 32]);
-}
+#include "src/local/hopper/backward_key_exchange.cuh"
 
 /* ------------------------------------------------------------------ the two halves of a tile */
-
-/* Both halves: issue_scores and finish_scores make the pairs of a tile, in PARTS parts of rho and y; pack and
- * issue_sums then add a tile in one part to the sum, add_two_parts one in two. `turn` counts the tiles. */
 
 /* The weights of a tile, and dv. */
 template <class S> struct weight_half {
@@ -60,21 +15,20 @@ template <class S> struct weight_half {
     weights_operand<1, S::steps, typename S::type> w;
     float sum[S::dim / TILE_SIDE][8][4];
 
-    template <int PARTS> __device__ __forceinline__ void issue_scores(const key_consumer<S> &wg)
+    __device__ __forceinline__ void issue_scores(const key_consumer<S> &wg)
     {
         wgmma_fence();
         more_rows<S::dim>(pairs.s, wg.sm.keys[0], wg.tile(TILE_Q), false);
-        if constexpr (PARTS == 2) more_rows<S::dim>(pairs.u, wg.sm.keys[0], wg.lo_tile(TILE_RHO), false);
-        if constexpr (S::probed) more_rows<S::dim>(pairs.u, wg.sm.keys[0], wg.tile(TILE_RHO), PARTS == 2);
+        if constexpr (S::probed) more_rows<S::dim>(pairs.u, wg.sm.keys[0], wg.tile(TILE_RHO), false);
         wgmma_commit();
     }
-    template <int PARTS> __device__ __forceinline__ void finish_scores(key_consumer<S> &wg, unsigned turn)
+    __device__ __forceinline__ void finish_scores(key_consumer<S> &wg, unsigned turn)
     {
         wgmma_results(pairs.s);
         key_weights(pairs.s, terms_of(wg, TERM_LSE), wg);
         if constexpr (S::probed) {
             wgmma_results(pairs.u);
-            centre_probe<PARTS>(pairs.u, terms_of(wg, TERM_UNIT), wg);
+            centre_probe<1>(pairs.u, terms_of(wg, TERM_UNIT), wg);
         }
         if (!tile_whole<S::queries>(wg.v, wg.t.i, wg.j)) {
             mask_pairs(pairs.s, wg);
@@ -91,38 +45,21 @@ template <class S> struct weight_half {
         more_weights<S::dim>(sum, w.part[0], wg.sm.stage[stage][TILE_GRAD_O]);
         wgmma_commit();
     }
-    __device__ __forceinline__ void add_two_parts(key_consumer<S> &wg, unsigned turn)
-    {
-        weights_operand<2, S::steps, typename S::type> in_two;
-        issue_scores<2>(wg);
-        wgmma_wait<0>();
-        finish_scores<2>(wg, turn);
-        pack_effective_weights<S>(in_two, pairs);
-        add_weighted<S::dim>(sum, in_two, wg.tile(TILE_GRAD_O));
-        wgmma_commit();
-        wgmma_wait<0>();
-        wgmma_results(sum);
-    }
 };
 
 /* The gradients of the scores of a tile, and dk. */
 template <class S> struct score_half {
-    typedef typename S::type T;
-    template <int PARTS> using operand = weights_operand<PARTS, S::steps, T>;
-
     key_scores<S::blocks> pairs;
-    operand<1> ds, error, effective; /* effective: the weights of y */
+    weights_operand<1, S::steps, typename S::type> ds, error;
     float sum[S::dim / TILE_SIDE][8][4];
 
-    template <int PARTS> __device__ __forceinline__ void issue_scores(const key_consumer<S> &wg)
+    __device__ __forceinline__ void issue_scores(const key_consumer<S> &wg)
     {
         wgmma_fence();
         more_rows<S::dim>(pairs.e, wg.sm.values[0], wg.tile(TILE_GRAD_O), false);
-        if constexpr (PARTS == 2) more_rows<S::dim>(pairs.e, wg.sm.keys[0], wg.lo_tile(TILE_Y), true);
-        if constexpr (S::solved) more_rows<S::dim>(pairs.e, wg.sm.keys[0], wg.tile(TILE_Y), true);
         wgmma_commit();
     }
-    template <int PARTS> __device__ __forceinline__ void finish_scores(key_consumer<S> &wg, unsigned turn)
+    __device__ __forceinline__ void finish_scores(key_consumer<S> &wg, unsigned turn)
     {
         wgmma_results(pairs.e);
         centre_error(pairs.e, terms_of(wg, TERM_CENTRE), wg);
@@ -132,67 +69,38 @@ template <class S> struct score_half {
         if constexpr (S::probed) take_pairs(wg.sm, S::exchanged - 1, pairs.u);
         exchange_taken(wg.sm);
         score_gradient(pairs, wg);
-        if (S::solved && wg.by_max) add_peaks(pairs.s, wg);
         add_decay_sums(wg, pairs.s);
     }
     __device__ __forceinline__ void pack()
     {
-        if constexpr (S::solved) split_weights(effective, pairs.u);
         split_weights(ds, pairs.s);
         if constexpr (S::probed) split_weights(error, pairs.e);
     }
     __device__ __forceinline__ void issue_sums(const key_consumer<S> &wg, unsigned stage)
     {
-        if constexpr (S::solved) more_weights<S::dim>(sum, effective.part[0], wg.sm.stage[stage][TILE_Y]);
         more_weights<S::dim>(sum, ds.part[0], wg.sm.stage[stage][TILE_Q]);
         if constexpr (S::probed) more_weights<S::dim>(sum, error.part[0], wg.sm.stage[stage][TILE_RHO]);
         wgmma_commit();
-    }
-    __device__ __forceinline__ void add_two_parts(key_consumer<S> &wg, unsigned turn)
-    {
-        issue_scores<2>(wg);
-        wgmma_wait<0>();
-        finish_scores<2>(wg, turn);
-        add_pairs(pairs.u, wg.tile(TILE_Y), wg.lo_tile(TILE_Y));
-        add_pairs(pairs.s, wg.tile(TILE_Q), NULL);
-        add_pairs(pairs.e, wg.tile(TILE_RHO), wg.lo_tile(TILE_RHO));
-    }
-    __device__ __forceinline__ void add_pairs(const float (&x)[S::blocks][4], const T *tile, const T *rest)
-    {
-        operand<2> w;
-        split_weights(w, x);
-        add_weighted<S::dim>(sum, w, tile, rest);
-        wgmma_commit();
-        wgmma_wait<0>();
-        wgmma_results(sum);
     }
 };
 
 /* ------------------------------------------------------------------ the consumers */
 
-/* Waits for the tile at wg.t. */
-template <class S> static __device__ __forceinline__ void begin_tile(key_consumer<S> &wg, const loam_args &a)
-{
-    if constexpr (S::decayed) decay_of_head(wg, a);
-    wait_stage(wg);
-    if (wg.v.packed && wg.t.i + S::queries > wg.v.nq) clear_tail_consumers(wg);
-}
-
-/* The next `length` tiles, at least one, in one part. */
+/* All tiles, at least one. */
 template <class S, class HALF>
-static __device__ __forceinline__ void consume_run(HALF &part, key_consumer<S> &wg, const loam_args &a,
-                                                   int length, unsigned &turn)
+static __device__ __forceinline__ void consume_half(HALF &part, key_consumer<S> &wg, const loam_args &a)
 {
+    unsigned turn = 0;
     begin_tile(wg, a);
-    part.template issue_scores<1>(wg);
+    part.issue_scores(wg);
     wgmma_wait<0>();
-    part.template finish_scores<1>(wg, turn++);
+    part.finish_scores(wg, turn);
     part.pack();
 #pragma unroll 1
     for (;;) {
         const unsigned used = wg.count++, stage = wg.stage;
         advance<S::queries>(wg.t, wg.block);
-        if (--length == 0) {
+        if (wg.t.left == 0) {
             wgmma_fence();
             part.issue_sums(wg, stage);
             wgmma_wait<0>();
@@ -201,57 +109,14 @@ static __device__ __forceinline__ void consume_run(HALF &part, key_consumer<S> &
             return;
         }
         begin_tile(wg, a);
-        part.template issue_scores<1>(wg);
+        part.issue_scores(wg);
         part.issue_sums(wg, stage);
         wgmma_wait<1>();
-        part.template finish_scores<1>(wg, turn++);
+        part.finish_scores(wg, ++turn);
         wgmma_wait<0>();
         wgmma_results(part.sum);
         ring_release(wg.sm.ring, used);
         part.pack();
-    }
-}
-
-/* The tile at wg.t, of which the next stage has the lo parts. */
-template <class S, class HALF>
-static __device__ __forceinline__ void consume_two_parts(HALF &part, key_consumer<S> &wg, const loam_args &a,
-                                                         unsigned &turn)
-{
-    begin_tile(wg, a);
-    ring_wait(wg.sm.ring, wg.count + 1);
-    if (wg.v.packed && wg.t.i + S::queries > wg.v.nq) {
-        wg.count++;
-        clear_tail_consumers(wg);
-        wg.count--;
-    }
-    part.add_two_parts(wg, turn++);
-    ring_release(wg.sm.ring, wg.count++);
-    ring_release(wg.sm.ring, wg.count++);
-    advance<S::queries>(wg.t, wg.block);
-}
-
-/* Tiles of the current head, from the current one on, that are in one part. */
-template <class S> static __device__ __forceinline__ int one_part_tiles(const key_consumer<S> &wg)
-{
-    const int left = wg.block.first / S::queries + (int)wg.block.tiles - wg.t.i / S::queries;
-    return min(count_one_part_rows(wg) / S::queries, left);
-}
-
-template <class S, class HALF>
-static __device__ __forceinline__ void consume_half(HALF &part, key_consumer<S> &wg, const loam_args &a)
-{
-    unsigned turn = 0;
-    clear_sums<S::dim>(part.sum);
-    if constexpr (S::solved) {
-        while (wg.t.left > 0) {
-            const int length = one_part_tiles(wg);
-            if (length > 0)
-                consume_run(part, wg, a, length, turn);
-            else
-                consume_two_parts(part, wg, a, turn);
-        }
-    } else if (wg.t.left > 0) {
-        consume_run(part, wg, a, wg.t.left, turn);
     }
 }
 
@@ -261,19 +126,20 @@ template <class S> struct half_consumers {
 
     /* The block, from stage number `count` on: the consumer is part `part` of two. */
     static __device__ __forceinline__ void consume_block(key_pass_shared<S> &sm, const loam_problem &p,
-                                                         const loam_args &a, const key_task<S> &task,
-                                                         bool by_max, unsigned part, unsigned block_count,
-                                                         unsigned &count)
+                                                         const loam_args &a, const key_task<S> &task, bool,
+                                                         unsigned part, unsigned block_count, unsigned &count)
     {
-        key_consumer<S> wg = key_consumer_of(sm, p, task, by_max, 0, count);
+        key_consumer<S> wg = key_consumer_of(sm, p, task, false, 0, count);
         ring_wait(sm.key_ring, block_count);
         if (part == 0) {
             weight_half<S> weights;
-            consume_half(weights, wg, a);
+            clear_sums<S::dim>(weights.sum);
+            if (wg.t.left > 0) consume_half(weights, wg, a);
             put_dv(weights.sum, p, a, wg);
         } else {
             score_half<S> scores;
-            consume_half(scores, wg, a);
+            clear_sums<S::dim>(scores.sum);
+            if (wg.t.left > 0) consume_half(scores, wg, a);
             put_dk(scores.sum, p, a, wg);
             if constexpr (S::decayed) put_last_decay_sums(wg, (int)(p.heads_q / p.heads_kv), a);
         }
@@ -285,29 +151,25 @@ template <class S> struct half_consumers {
 
 template <class T, int DIM, int DIRECTIONS>
 static loam_status launch_decayed(const loam_problem *p, const loam_args *a, const row_arrays *rows,
-                                  void *memory, loam_error *error)
+                                  loam_error *error)
 {
     return p->decay
-               ? launch_keys<half_consumers<key_shape<T, DIM, DIRECTIONS, true>>>(p, a, rows, memory, error)
-               : launch_keys<half_consumers<key_shape<T, DIM, DIRECTIONS, false>>>(p, a, rows, memory, error);
+               ? launch_keys<half_consumers<key_shape<T, DIM, DIRECTIONS, true>>>(p, a, rows, NULL, error)
+               : launch_keys<half_consumers<key_shape<T, DIM, DIRECTIONS, false>>>(p, a, rows, NULL, error);
 }
 
 template <class T>
 static loam_status launch_type(const loam_problem *p, const loam_args *a, const row_arrays *rows,
-                               void *memory, loam_error *error)
+                               loam_error *error)
 {
-    if constexpr (!is_half<T>) {
-        if (p->mechanism == LOAM_LLA) return launch_decayed<T, 256, SOLVED_PROBE>(p, a, rows, memory, error);
-    }
-    if (p->mechanism == LOAM_PARALLAX) return launch_decayed<T, 256, GIVEN_PROBE>(p, a, rows, memory, error);
-    return p->dim_qk <= 192 && p->dim_v <= 192
-               ? launch_decayed<T, 192, NO_DIRECTION>(p, a, rows, memory, error)
-               : launch_decayed<T, 256, NO_DIRECTION>(p, a, rows, memory, error);
+    if (p->mechanism == LOAM_PARALLAX) return launch_decayed<T, 256, GIVEN_PROBE>(p, a, rows, error);
+    return p->dim_qk <= 192 && p->dim_v <= 192 ? launch_decayed<T, 192, NO_DIRECTION>(p, a, rows, error)
+                                               : launch_decayed<T, 256, NO_DIRECTION>(p, a, rows, error);
 }
 
 loam_status local_keys_shared_hopper(const loam_problem *p, const loam_args *a, const row_arrays *rows,
-                                     void *memory, loam_error *error)
+                                     loam_error *error)
 {
-    return p->dtype == LOAM_F16 ? launch_type<__half>(p, a, rows, memory, error)
-                                : launch_type<__nv_bfloat16>(p, a, rows, memory, error);
+    return p->dtype == LOAM_F16 ? launch_type<__half>(p, a, rows, error)
+                                : launch_type<__nv_bfloat16>(p, a, rows, error);
 }

@@ -90,7 +90,8 @@ template <class S> struct key_pass_shared {
     ring_barriers<4> exchange_ring; /* a stage for each pair of warps */
     key_task<S> task[KEY_TASKS];
     float decay[S::decayed ? S::stages : 1][2]
-               [S::queries]; /* G of the rows, hi and lo (local/decay.h), where scores decay */
+               [S::queries];   /* G of the rows, hi and lo (local/decay.h), where scores decay */
+    bool two_parts[S::stages]; /* of shared keys: whether the next stage has the lo parts of a tile */
 };
 
 /* Undoes a fold (where the probe is solved, both), and key_raise. */
@@ -385,6 +386,7 @@ static __device__ __forceinline__ void produce_terms(key_pass_shared<S> &sm, con
                     real ? arrays.record[row + 32 * n].peak : -1);
                 sm.terms[stage][TERM_PEAK_E][lane + 32 * n] = own[n].w;
             }
+            if (S::shared_keys && S::solved && lane == 0) sm.two_parts[stage] = two_parts;
             if constexpr (S::decayed) {
                 sm.decay[stage][0][lane + 32 * n] = decay[n].hi;
                 sm.decay[stage][1][lane + 32 * n] = decay[n].lo;
