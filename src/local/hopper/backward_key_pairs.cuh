@@ -97,20 +97,20 @@ static __device__ __forceinline__ void key_weights(float (&s)[BLOCKS][4], const 
 }
 
 /* The products k . rho become 1 - u, with the fold of dv. */
-template <class S, int BLOCKS>
+template <int PARTS, class S, int BLOCKS>
 static __device__ __forceinline__ void centre_probe(float (&u)[BLOCKS][4], const column_terms<BLOCKS> &unit,
                                                     const key_consumer<S> &wg)
 {
-    constexpr bool in_two = S::folded && S::solved;
+    constexpr bool apart = S::solved && (S::folded || PARTS == 2);
     const float factor = S::folded ? -wg.fold.dv * (S::solved ? wg.fold.probe : 1) : -1;
     column_terms<BLOCKS> rest;
-    if constexpr (in_two) rest = columns_of<BLOCKS>(wg.sm.terms[wg.stage][TERM_REST]);
+    if constexpr (apart) rest = columns_of<BLOCKS>(wg.sm.terms[wg.stage][TERM_REST]);
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             u[n][e] = S::folded ? fmaf(u[n][e], factor, unit.at(n, e)) : unit.at(n, e) - u[n][e];
-            if constexpr (in_two) u[n][e] += rest.at(n, e);
+            if constexpr (apart) u[n][e] += rest.at(n, e);
         }
     }
 }

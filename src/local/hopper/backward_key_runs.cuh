@@ -121,7 +121,7 @@ static __device__ __forceinline__ void masked_parts(key_gradients<S> &sum, key_r
     key_weights(pairs.s, terms_of(wg, TERM_LSE), wg);
     if constexpr (S::probed) {
         wgmma_results(pairs.u);
-        centre_probe(pairs.u, terms_of(wg, TERM_UNIT), wg);
+        centre_probe<PARTS>(pairs.u, terms_of(wg, TERM_UNIT), wg);
     }
     centre_error(pairs.e, terms_of(wg, TERM_CENTRE), wg);
     mask_pairs(pairs.s, wg);
@@ -191,7 +191,7 @@ static __device__ __forceinline__ void pipelined_tile(key_gradients<S> &sum, key
         term = terms_of(wg, TERM_UNIT);
         wgmma_wait<1>();
         wgmma_results(pairs.u);
-        centre_probe(pairs.u, term, wg);
+        centre_probe<1>(pairs.u, term, wg);
     }
     pack_effective_weights<S>(effective, pairs);
     multiply_weights<S::dim>(sum.dv, effective.part[0], wg.tile(TILE_GRAD_O));

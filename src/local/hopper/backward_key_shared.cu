@@ -70,7 +70,7 @@ template <class S> struct weight_half {
         key_weights(pairs.s, terms_of(wg, TERM_LSE), wg);
         if constexpr (S::probed) {
             wgmma_results(pairs.u);
-            centre_probe(pairs.u, terms_of(wg, TERM_UNIT), wg);
+            centre_probe<1>(pairs.u, terms_of(wg, TERM_UNIT), wg);
         }
         if (!tile_whole<S::queries>(wg.v, wg.t.i, wg.j)) {
             mask_pairs(pairs.s, wg);

@@ -21,9 +21,9 @@ enum { TILE_Q, TILE_GRAD_O, TILE_RHO, TILE_Y };
 
 /* Terms: what a pair needs of its row besides products. lse to base 2, less key_raise; the centre of do . v
  * + y . k; 1 + rho . kbar; e. Where the unit of the ridge is the largest p, TERM_E is 0: e is for the key
- * with this p alone, which is TERM_PEAK, and e itself is TERM_PEAK_E. Of float16, whose weights may be off by
- * less than what the sum of 1 and a large rho . kbar loses, TERM_UNIT is rho . kbar, and TERM_REST is 1 plus
- * what products with rho have as their mean beyond that. */
+ * with this p alone, which is TERM_PEAK, and e itself is TERM_PEAK_E. In two bf16 parts and in float16 the
+ * sum of 1 and a large rho . kbar would lose what weights need: there TERM_UNIT is rho . kbar, and TERM_REST
+ * is 1 plus what products with rho have as their mean beyond that. */
 enum {
     TERM_LSE,
     TERM_CENTRE,
@@ -32,9 +32,8 @@ enum {
     GIVEN_TERMS,
     TERM_PEAK = GIVEN_TERMS,
     TERM_PEAK_E,
-    TERMS,
-    TERM_REST = TERMS,
-    HALF_TERMS
+    TERM_REST,
+    TERMS
 };
 
 /* Weights p of float16 are raised by so many powers of 2: what then is smaller than 2^-38 is lost, where
@@ -61,7 +60,7 @@ template <class T, int DIM, int DIRECTIONS, bool DECAYED> struct key_shape {
     static constexpr int rows = groups * TILE_SIDE;
     static constexpr int queries = DIM == 64 ? 64 : 32; /* of a tile; as many as registers allow */
     static constexpr int blocks = queries / 8, steps = queries / 16;
-    static constexpr int tiles = 2 + DIRECTIONS, terms = !solved ? GIVEN_TERMS : folded ? HALF_TERMS : TERMS;
+    static constexpr int tiles = 2 + DIRECTIONS, terms = solved ? TERMS : GIVEN_TERMS;
     static constexpr int tile = DIM * queries, exchanged = probed ? 2 : 1;
     static constexpr int stages = DIM == 192 ? 6 : DIM == 256 && probed ? 3 : 4;
     /* Warps that write the terms of rows, a tile each in turn. A barrier tells a round of the ring only from
@@ -314,14 +313,14 @@ static __device__ __forceinline__ float4 row_terms(const row_arrays &arrays, con
     /* the first words of row_scalars: lse, gbar, gbar_rest, rho_kbar; rho_rest, y_kbar, y_rest, e */
     const float4 a = ((const float4 *)(arrays.record + row))[0],
                  b = ((const float4 *)(arrays.record + row))[1];
-    float rho = a.w + b.x, y = b.y + b.z;
+    float rho = S::solved ? a.w : a.w + b.x, y = b.y + b.z;
     if (S::solved && (S::folded || !two_parts)) {
         const float2 centre = directions.centre[row];
         rho = centre.x, y = centre.y;
     }
     const float centre = a.y + a.z + (S::solved ? y : 0);
     const float lse = S::folded && S::solved ? finite_or_zero(directions.lse[row]) : a.x;
-    const float one = S::folded && S::solved ? 0 : 1;
+    const float one = S::solved && (S::folded || two_parts) ? 0 : 1;
     const float4 terms = { lse * 1.44269504f, centre, one + rho, S::probed ? b.w : 0 };
     if (!S::folded) return terms;
     return { terms.x - key_raise<typename S::type>, terms.y * fold.dk, terms.z * fold.dv,
@@ -329,10 +328,12 @@ static __device__ __forceinline__ float4 row_terms(const row_arrays &arrays, con
 }
 
 /* TERM_REST of a row; 0 beyond the sequence. */
-static __device__ __forceinline__ float row_rest(const key_directions &directions, int64_t row, bool real,
-                                                 const key_folds &fold)
+template <class S>
+static __device__ __forceinline__ float row_rest(const row_arrays &arrays, const key_directions &directions,
+                                                 int64_t row, bool real, const key_folds &fold)
 {
-    return real ? (1 + directions.rest[row]) * fold.dv : 0;
+    if (!real) return 0;
+    return (1 + (S::folded ? directions.rest[row] : arrays.record[row].rho_rest)) * fold.dv;
 }
 
 /* A producer warp of terms: those of tiles `turn`, turn + TERM_WARPS, ... from this block's first on, since
@@ -361,7 +362,7 @@ static __device__ __forceinline__ void produce_terms(key_pass_shared<S> &sm, con
         for (int n = 0; n < S::queries / 32; n++) {
             const bool real = t.i + lane + 32 * n < v.nq;
             own[n] = row_terms<S>(arrays, directions, row + 32 * n, real, two_parts, fold);
-            if constexpr (S::folded && S::solved) rest[n] = row_rest(directions, row + 32 * n, real, fold);
+            if constexpr (S::solved) rest[n] = row_rest<S>(arrays, directions, row + 32 * n, real, fold);
         }
         local_decay_pair decay[S::queries / 32] = {};
 #pragma unroll
@@ -377,7 +378,7 @@ static __device__ __forceinline__ void produce_terms(key_pass_shared<S> &sm, con
             sm.terms[stage][TERM_CENTRE][lane + 32 * n] = own[n].y;
             sm.terms[stage][TERM_UNIT][lane + 32 * n] = own[n].z;
             sm.terms[stage][TERM_E][lane + 32 * n] = S::solved && by_max ? 0 : own[n].w;
-            if constexpr (S::folded && S::solved) sm.terms[stage][TERM_REST][lane + 32 * n] = rest[n];
+            if constexpr (S::solved) sm.terms[stage][TERM_REST][lane + 32 * n] = rest[n];
             if (S::solved && by_max) {
                 const bool real = t.i + lane + 32 * n < v.nq;
                 sm.terms[stage][TERM_PEAK][lane + 32 * n] = __int_as_float(

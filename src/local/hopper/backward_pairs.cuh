@@ -251,10 +251,11 @@ template <int DIM, bool DECAYED, unsigned STAGES, bool VALUES, class T = __nv_bf
 
 /* Constants of a row in the formulas of its pairs. */
 struct pair_rows {
-    float error[2];  /* gbar + y . kbar: E = do . v + y . k - error */
-    float one[2];    /* 1 + rho . kbar: 1 - u = one - rho . k */
-    float e[2];      /* -y . Lambda rho */
-    float middle[2]; /* an x = q . k between the mean and the largest, from which x counts in sums */
+    float error[2];     /* gbar + y . kbar: E = do . v + y . k - error */
+    float u[2], one[2]; /* 1 - u = one - (rho . k - u): in two parts, rho . kbar may be so large that its sum
+                         * with 1 would lose 1 */
+    float e[2];         /* -y . Lambda rho */
+    float middle[2];    /* an x = q . k between the mean and the largest, from which x counts in sums */
     /* Where the unit of the ridge is the largest p, e is 0, and -y . Lambda rho is for the key that has this
      * p. */
     bool by_max;
@@ -295,7 +296,7 @@ static __device__ __forceinline__ void pair_errors(float (&s)[8][4], float (&g)[
 }
 
 /* The products u = rho . k become ds, from f = p E and s, which is p (SCALED: q . k). */
-template <bool SCALED, int DIM, bool DECAYED>
+template <int PARTS, bool SCALED, int DIM, bool DECAYED>
 static __device__ __forceinline__ void pair_gradients(float (&u)[8][4], const float (&s)[8][4],
                                                       const float (&f)[8][4],
                                                       const pairs_system<DIM, DECAYED> &sys,
@@ -307,7 +308,8 @@ static __device__ __forceinline__ void pair_gradients(float (&u)[8][4], const fl
         for (int e = 0; e < 4; e++) {
             const int row = e / 2;
             const float p = SCALED ? score_weight(sys, s[n][e], row, j + column_of(n, e)) : s[n][e];
-            u[n][e] = f[n][e] * (own.one[row] - u[n][e]) + p * own.e[row];
+            const float from_centre = PARTS == 2 ? u[n][e] - own.u[row] : u[n][e];
+            u[n][e] = f[n][e] * (own.one[row] - from_centre) + p * own.e[row];
         }
     }
     if (own.by_max) {
@@ -399,7 +401,7 @@ static __device__ __forceinline__ void pair_sums_one_part(float (&q)[DIM / TILE_
             unpack_weights(s, p);
         }
         wgmma_results(u);
-        pair_gradients<SCALED>(u, s, g, sys, own, sum, j);
+        pair_gradients<1, SCALED>(u, s, g, sys, own, sum, j);
         split_weights(ds, u);
         add_weights(inner, ds);
         multiply_weights<DIM>(q, ds.part[0], keys);
@@ -498,7 +500,7 @@ static __device__ __forceinline__ void pair_sums_two_parts(float (&q)[DIM / TILE
         wgmma_results(g);
         wgmma_results(u);
         pair_errors<true>(s, g, sys, own, j);
-        pair_gradients<true>(u, s, g, sys, own, sum, j);
+        pair_gradients<2, true>(u, s, g, sys, own, sum, j);
         split_weights(ds, u);
         add_weights(inner, ds);
         multiply_weights<DIM>(q, ds.part[1], keys);
@@ -654,7 +656,7 @@ static __device__ __forceinline__ void put_records(const ROWS &rs, const row_sca
 }
 
 /* The constants of the pairs from the records of the rows. */
-template <int DIM, bool DECAYED>
+template <int PARTS, int DIM, bool DECAYED>
 static __device__ __forceinline__ pair_rows pair_rows_of(const pairs_system<DIM, DECAYED> &sys,
                                                          const row_scalars (&rec)[2])
 {
@@ -666,7 +668,8 @@ static __device__ __forceinline__ pair_rows pair_rows_of(const pairs_system<DIM,
         const row_scalars &r = rec[row];
         const float middle = r.lo < r.hi && scale != 0 ? (r.lse - logf((float)(r.hi - r.lo))) / scale : 0;
         own.error[row] = r.gbar + r.gbar_rest + r.y_kbar + r.y_rest;
-        own.one[row] = 1 + r.rho_kbar + r.rho_rest;
+        own.u[row] = PARTS == 2 ? r.rho_kbar : 0;
+        own.one[row] = 1 + (PARTS == 2 ? 0 : r.rho_kbar) + r.rho_rest;
         own.e[row] = own.by_max ? 0 : r.e;
         own.peak[row] = r.peak, own.at_peak[row] = r.e;
         own.middle[row] = fabsf(middle) < 1e30f ? middle : 0;
@@ -759,7 +762,7 @@ static __device__ __forceinline__ bool finish_rows_one_part(const rows_system<DI
     row_scalars rec[2];
     begin_pairs<1>(rs, cg, sum, rec);
     put_records(rs, rec);
-    const pair_rows own = pair_rows_of(sys, rec);
+    const pair_rows own = pair_rows_of<1>(sys, rec);
     if (DIM > 64 || !sys.a.grad_scale)
         pair_sums_one_part<false>(q, r, inner, total, rs, own, sum);
     else if constexpr (DIM == 64)
@@ -802,7 +805,7 @@ static __device__ __forceinline__ void finish_rows_two_parts(const rows_system<D
     begin_pairs<2>(rs, cg, sum, rec);
     centre_errors(rec, rs);
     put_records(rs, rec);
-    const pair_rows own = pair_rows_of(rs.sys, rec);
+    const pair_rows own = pair_rows_of<2>(rs.sys, rec);
     pair_sums_two_parts(q, inner, rs, own, sum);
     put_pairs(rs, q, inner, sum);
 }

@@ -16,6 +16,7 @@
  * backward_half.cu.
  */
 #include "src/local/cuda/solve_work.cuh"
+#include "src/local/hopper/backward_centres.cuh"
 #include "src/local/hopper/backward_first.cuh"
 #include "src/local/hopper/backward_plan.cuh"
 #include "src/local/hopper/backward_resident.cuh"
@@ -426,7 +427,8 @@ loam_status local_rows_solved_hopper(const loam_problem *p, const loam_args *a, 
     TRY(begin_plan(&plan, p, a, rows, memory, error));
     TRY(local_padded_dim(p) == 64 ? launch<64>(p, a, &plan, error) : launch<128>(p, a, &plan, error));
     TRY(local_adjoint_double_cuda(p, a, rows, memory, error));
-    return local_query_gradient_narrow_cuda(p, a, rows, error);
+    TRY(local_query_gradient_narrow_cuda(p, a, rows, error));
+    return probe_centres(p, a, &plan, error);
 }
 
 size_t local_rows_solved_hopper_work(const loam_problem *p)
