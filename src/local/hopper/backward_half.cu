@@ -24,15 +24,22 @@ template <int DIM, bool DECAYED> using half_rows_system = rows_system<DIM, DECAY
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ bool load_mean_keys(const half_rows_system<DIM, DECAYED> &rs)
 {
-    bool two_parts = false;
-    const lane_vector kbar = rs.sys.vector(VECTOR_KBAR);
+    const row_vectors means = key_rows(rs, rs.all.saved.kbar), rhos = key_rows(rs, rs.all.saved.rho);
     const float key = power_inverse(rs.sys.units.key);
-#pragma unroll 8
-    for (int n = 0; n < DIM / 4; n++) {
-        const float2 mean = rs.key_pair(rs.all.saved.kbar, n % 2, column_of(n / 2, 0)),
-                     rho = rs.key_pair(rs.all.saved.rho, n % 2, column_of(n / 2, 0));
-        two_parts |= one_part(rho.x) != rho.x || one_part(rho.y) != rho.y;
-        kbar.put(2 * n, key * mean.x), kbar.put(2 * n + 1, key * mean.y);
+    bool two_parts = false;
+#pragma unroll 1
+    for (int n = 0; n < DIM / 8; n += TOGETHER) {
+        row_fragments mean, rho;
+        means.load(mean, n), rhos.load(rho, n);
+        scale_fragments(mean, { key, key });
+        store_lanes(rs.sys.vector(VECTOR_KBAR), mean, n);
+#pragma unroll
+        for (int k = 0; k < TOGETHER; k++) {
+#pragma unroll
+            for (int row = 0; row < 2; row++)
+                two_parts |= one_part(rho[k][row].x) != rho[k][row].x ||
+                             one_part(rho[k][row].y) != rho[k][row].y;
+        }
     }
     return two_parts;
 }
@@ -54,13 +61,21 @@ static __device__ __forceinline__ void load_gradients(const half_rows_system<DIM
         inverse[row] = power_inverse(rows.grad[row]), gbar[row] = 0;
     }
     narrow_tile<DIM>(grad_o, grad_o, rs.r, inverse, true);
-#pragma unroll 8
-    for (int n = 0; n < DIM / 4; n++) {
-        const int row = n % 2, c = column_of(n / 2, 0);
-        const float2 mean = rs.value_pair(rs.all.saved.vbar, row, c),
-                     grad = unpack_pair<__half>(*(const uint32_t *)(grad_o + swizzled(rs.r.at[row], c)));
-        gbar[row] += value * (grad.x * mean.x + grad.y * mean.y);
-        norm2[row] += grad.x * grad.x + grad.y * grad.y;
+    const row_vectors means(rs, rs.all.saved.vbar, rs.sys.p.dim_v);
+#pragma unroll 1
+    for (int n = 0; n < DIM / 8; n += TOGETHER) {
+        row_fragments mean;
+        means.load(mean, n);
+#pragma unroll
+        for (int k = 0; k < TOGETHER; k++) {
+#pragma unroll
+            for (int row = 0; row < 2; row++) {
+                const int at = swizzled(rs.r.at[row], column_of(n + k, 0));
+                const float2 grad = unpack_pair<__half>(*(const uint32_t *)(grad_o + at));
+                gbar[row] += value * (grad.x * mean[k][row].x + grad.y * mean[k][row].y);
+                norm2[row] += grad.x * grad.x + grad.y * grad.y;
+            }
+        }
     }
 #pragma unroll
     for (int row = 0; row < 2; row++) {
@@ -211,10 +226,16 @@ template <int PARTS> struct scratch_source {
     float unit[2]; /* of x */
     const __half *grad_o;
 
-    __device__ __forceinline__ float2 y(int n, int e) const
+    __device__ __forceinline__ void load(row_fragments &y, int n) const
     {
-        const float2 y = { unit[e / 2] * x.get(4 * n + e), unit[e / 2] * x.get(4 * n + e + 1) };
-        return PARTS == 1 ? make_float2(one_part(y.x), one_part(y.y)) : y;
+        load_lanes(y, x, n);
+        scale_fragments(y, unit);
+#pragma unroll
+        for (int k = 0; k < TOGETHER; k++) {
+#pragma unroll
+            for (int row = 0; row < 2; row++)
+                if (PARTS == 1) y[k][row] = { one_part(y[k][row].x), one_part(y[k][row].y) };
+        }
     }
     __device__ __forceinline__ float2 grad(int n, int e) const { return wide_pair(grad_o, r, n, e, true); }
 };

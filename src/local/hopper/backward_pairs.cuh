@@ -13,8 +13,10 @@
 #define LOAM_LOCAL_HOPPER_BACKWARD_PAIRS_CUH
 
 #include "src/local/cuda/backward.h"
+#include "src/local/hopper/channels.cuh"
 #include "src/local/hopper/head_extremes.cuh"
 #include "src/local/hopper/heavy_work.cuh"
+#include "src/local/hopper/row_vectors.cuh"
 
 /* Operands of the backward pass are bf16, but for blocks that row matrices have solved. */
 template <int DIM, bool DECAYED, class T = __nv_bfloat16> using pairs_system = block_system<DIM, DECAYED, T>;
@@ -128,32 +130,37 @@ template <int DIM, bool DECAYED, class T = __nv_bfloat16> struct rows_system {
     {
         return local_row(&sys.p, &sys.block.s, sys.block.h, sys.block.i0 + r.at[row]);
     }
-    /* Columns c and c + 1 of the row in such an array, of `columns`; zeros beyond them and the sequence. */
-    __device__ __forceinline__ float2 pair(const void *array, int row, int c, int64_t columns) const
-    {
-        return r.real[row] ? load_pair(array, line(row), c, columns) : make_float2(0, 0);
-    }
-    /* The same of vectors of keys and of values. */
-    __device__ __forceinline__ float2 key_pair(const void *array, int row, int c) const
-    {
-        return pair(array, row, c, sys.p.dim_qk);
-    }
-    __device__ __forceinline__ float2 value_pair(const void *array, int row, int c) const
-    {
-        return pair(array, row, c, sys.p.dim_v);
-    }
     /* Channel c of the query, in units of the keys. */
     __device__ __forceinline__ float target(int row, int c) const { return sys.target(row, c); }
-    /* Lambda of elements e and e + 1 of fragment n, and of element `at` of the thread's rows. */
-    __device__ __forceinline__ float2 lambda_pair(int n, int e) const
+    /* Lambda of fragments from n on, and of element `at` of the thread's rows. */
+    __device__ __forceinline__ void load_lambda(row_fragments &x, int n) const
     {
-        return { lambda(4 * n + e), lambda(4 * n + e + 1) };
+        if (ridge.channels)
+            load_lanes(x, sys.vector(VECTOR_RIDGE), n);
+        else
+            fill_rows(x, ridge.number);
     }
     __device__ __forceinline__ float lambda(int at) const
     {
         return ridge.channels ? sys.vector(VECTOR_RIDGE).get(at) : ridge.number[at / 2 % 2];
     }
 };
+
+/* A dense array of vectors of keys over rows. */
+template <class ROWS>
+static __device__ __forceinline__ row_vectors key_rows(const ROWS &rs, const void *array)
+{
+    return row_vectors(rs, array, rs.sys.p.dim_qk);
+}
+
+/* Where dq has the row; NULL where it is not wanted. */
+template <class ROWS> static __device__ __forceinline__ uint16_t *query_gradient(const ROWS &rs, int row)
+{
+    const loam_view &to = rs.sys.a.grad_q;
+    const row_block &block = rs.sys.block;
+    const int64_t token = block.s.q0 + block.i0 + rs.r.at[row];
+    return to.data ? (uint16_t *)to.data + LOCAL_AT(to, block.s.b, block.h, token) : NULL;
+}
 
 /* x in one fp16 part, but for its range. */
 static __device__ __forceinline__ float one_part(float x)
@@ -510,17 +517,22 @@ static __device__ __forceinline__ void pair_sums_two_parts(float (&q)[DIM / TILE
     stream.finish();
 }
 
-/* Elements e and e + 1 (e = 0 or 2) of fragment n of y: from the scratch, rounded to one part, or, where
- * PARTS is 2, from the direction. */
+/* Fragments of y from n on: from the scratch, rounded to one part, or, where PARTS is 2, from the
+ * direction. */
 template <int PARTS, int DIM, bool DECAYED>
-static __device__ __forceinline__ float2 solution_pair(const pairs_system<DIM, DECAYED> &sys,
-                                                       const cg_rows &cg, int n, int e)
+static __device__ __forceinline__ void load_solution(row_fragments &y, const pairs_system<DIM, DECAYED> &sys,
+                                                     const cg_rows &cg, int n)
 {
-    const lane_vector x = sys.vector(VECTOR_X);
-    float2 y = PARTS == 2 ? direction_pair<2>(sys, n, e)
-                          : make_float2(x.get(4 * n + e), x.get(4 * n + e + 1));
-    y.x *= cg.unit[e / 2], y.y *= cg.unit[e / 2];
-    return PARTS == 2 ? y : make_float2(rounded<1>(y.x), rounded<1>(y.y));
+    if (PARTS == 1) load_lanes(y, sys.vector(VECTOR_X), n);
+#pragma unroll
+    for (int k = 0; k < TOGETHER; k++) {
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            const float2 x = PARTS == 2 ? direction_pair<2>(sys, n + k, 2 * row) : y[k][row];
+            const float2 whole = { cg.unit[row] * x.x, cg.unit[row] * x.y };
+            y[k][row] = PARTS == 2 ? whole : make_float2(rounded<1>(whole.x), rounded<1>(whole.y));
+        }
+    }
 }
 
 /* Stores two channels of rho and of y at element `at` of their tiles. */
@@ -539,6 +551,71 @@ static __device__ __forceinline__ void store_directions(const rows_system<DIM, D
     }
 }
 
+/* Products of vectors of the thread's rows with each other, of its columns. */
+struct row_products {
+    float e[2], ridge[2], rho_kbar[2], y_kbar[2];
+
+    __device__ __forceinline__ void add(int row, const float2 &rho, const float2 &y, const float2 &mean,
+                                        const float2 &lambda)
+    {
+        ridge[row] -= y.x * rho.x + y.y * rho.y;
+        rho_kbar[row] += rho.x * mean.x + rho.y * mean.y;
+        y_kbar[row] += y.x * mean.x + y.y * mean.y;
+        e[row] -= y.x * rho.x * lambda.x + y.y * rho.y * lambda.y;
+    }
+};
+
+/* Where the gradient of the ridge has the row, in elements. */
+template <class ROWS> static __device__ __forceinline__ int64_t grad_ridge_at(const ROWS &rs, int row)
+{
+    const row_block &block = rs.sys.block;
+    return LOCAL_AT(rs.sys.a.grad_ridge, block.s.b, block.h, block.s.q0 + block.i0 + rs.r.at[row]);
+}
+
+/* Begins the record of a row, and writes its gradient of a ridge of the row. All lanes of the row call it. */
+template <class ROWS>
+static __device__ __forceinline__ row_scalars begin_record(const ROWS &rs, const row_products &sum, int row,
+                                                           float lse2)
+{
+    const loam_args &a = rs.sys.a;
+    const float ridge = rs.ridge.unit[row] * quad_sum(sum.ridge[row]);
+    row_scalars rec = {};
+    rec.lse = lse2 * 0.693147181f;
+    rec.rho_kbar = quad_sum(sum.rho_kbar[row]), rec.y_kbar = quad_sum(sum.y_kbar[row]);
+    rec.e = quad_sum(sum.e[row]), rec.unit = rs.ridge.unit[row];
+    rec.lo = rs.r.lo[row], rec.hi = rs.r.hi[row];
+    if (rs.r.real[row] && threadIdx.x % 4 == 0) {
+        rs.all.arrays.sums.ridge[rs.line(row)] = (double)ridge;
+        if (rs.sys.p.ridge_axes == LOAM_RIDGE_TOKEN && a.grad_ridge.data)
+            ((float *)a.grad_ridge.data)[grad_ridge_at(rs, row)] = ridge;
+    }
+    return rec;
+}
+
+/* The same of a ridge of each channel, from what y and rho are in memory. */
+template <class ROWS> static __device__ __forceinline__ void put_channel_ridges(const ROWS &rs)
+{
+    const loam_args &a = rs.sys.a;
+    if (rs.sys.p.ridge_axes != LOAM_RIDGE_CHANNEL || !a.grad_ridge.data) return;
+    const row_vectors rhos = key_rows(rs, rs.all.saved.rho), ys = key_rows(rs, rs.all.arrays.y);
+    const int64_t to[2] = { grad_ridge_at(rs, 0), grad_ridge_at(rs, 1) };
+#pragma unroll 1
+    for (int n = 0; n < ROWS::dim / 8; n += TOGETHER) {
+        row_fragments rho, y;
+        rhos.load(rho, n), ys.load(y, n);
+#pragma unroll
+        for (int k = 0; k < TOGETHER; k++) {
+#pragma unroll
+            for (int row = 0; row < 2; row++) {
+                const float unit = -rs.ridge.unit[row];
+                if (rs.r.real[row])
+                    store_pair(a.grad_ridge.data, LOAM_F32, to[row], column_of(n + k, 0), rs.sys.p.dim_qk,
+                               unit * (y[k][row].x * rho[k][row].x), unit * (y[k][row].y * rho[k][row].y));
+            }
+        }
+    }
+}
+
 /* Writes the tiles of y and rho, y itself and the gradient of the ridge; makes the records of the thread's
  * rows. */
 template <int PARTS, int DIM, bool DECAYED>
@@ -546,50 +623,32 @@ static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM, DEC
                                                       const rows_sums &sum, row_scalars (&rec)[2])
 {
     const pairs_system<DIM, DECAYED> &sys = rs.sys;
-    const loam_args &a = sys.a;
-    const lane_vector kbar = sys.vector(VECTOR_KBAR);
-    float e[2] = { 0, 0 }, ridge[2] = { 0, 0 }, rho_kbar[2] = { 0, 0 }, y_kbar[2] = { 0, 0 };
-    int64_t out[2];
-    for (int row = 0; row < 2; row++) {
-        out[row] = LOCAL_AT(a.grad_ridge, sys.block.s.b, sys.block.h,
-                            sys.block.s.q0 + sys.block.i0 + sys.r.at[row]);
-    }
-#pragma unroll 4
-    for (int n = 0; n < DIM / 8; n++) {
+    const row_vectors rhos = key_rows(rs, rs.all.saved.rho), ys = key_rows(rs, rs.all.arrays.y);
+    row_products products = {};
+#pragma unroll 1
+    for (int n = 0; n < DIM / 8; n += TOGETHER) {
+        row_fragments rho, y, mean, lambda;
+        rhos.load(rho, n);
+        load_lanes(mean, sys.vector(VECTOR_KBAR), n);
+        rs.load_lambda(lambda, n);
+        load_solution<PARTS>(y, sys, cg, n);
 #pragma unroll
-        for (int at = 0; at < 4; at += 2) {
-            const int row = at / 2, c = column_of(n, at);
-            const float2 rho = rs.key_pair(rs.all.saved.rho, row, c),
-                         y = solution_pair<PARTS>(sys, cg, n, at);
-            store_directions<PARTS>(rs, swizzled(sys.r.at[row], c), rho, y);
-            const float part[2] = { -y.x * rho.x * sys.ridge.unit[row], -y.y * rho.y * sys.ridge.unit[row] };
-            const float mean[2] = { kbar.get(4 * n + at), kbar.get(4 * n + at + 1) };
-            rho_kbar[row] += rho.x * mean[0] + rho.y * mean[1];
-            y_kbar[row] += y.x * mean[0] + y.y * mean[1];
-            ridge[row] += part[0] + part[1];
-            e[row] -= y.x * rho.x * rs.lambda(4 * n + at) + y.y * rho.y * rs.lambda(4 * n + at + 1);
-            if (sys.p.ridge_axes == LOAM_RIDGE_CHANNEL && a.grad_ridge.data && sys.r.real[row])
-                store_pair(a.grad_ridge.data, LOAM_F32, out[row], c, sys.p.dim_qk, part[0], part[1]);
-            if (sys.r.real[row]) save_pair(rs.all.arrays.y, rs.line(row), c, sys.p.dim_qk, y.x, y.y);
+        for (int k = 0; k < TOGETHER; k++) {
+#pragma unroll
+            for (int row = 0; row < 2; row++) {
+                const int at = swizzled(sys.r.at[row], column_of(n + k, 0));
+                store_directions<PARTS>(rs, at, rho[k][row], y[k][row]);
+                products.add(row, rho[k][row], y[k][row], mean[k][row], lambda[k][row]);
+            }
         }
+        ys.store(y, n);
     }
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        row_scalars r = {};
-        ridge[row] = quad_sum(ridge[row]);
-        r.lse = sys.lse2[row] * 0.693147181f;
-        r.gbar = sum.gbar[row], r.gbar_rest = sum.rest[row];
-        r.rho_kbar = quad_sum(rho_kbar[row]), r.y_kbar = quad_sum(y_kbar[row]);
-        r.e = quad_sum(e[row]);
-        r.unit = sys.ridge.unit[row];
-        r.peak = sum.peak[row], r.lo = sys.r.lo[row], r.hi = sys.r.hi[row];
-        rec[row] = r;
-        if (sys.r.real[row] && threadIdx.x % 4 == 0) {
-            rs.all.arrays.sums.ridge[rs.line(row)] = (double)ridge[row];
-            if (sys.p.ridge_axes == LOAM_RIDGE_TOKEN && a.grad_ridge.data)
-                ((float *)a.grad_ridge.data)[out[row]] = ridge[row];
-        }
+        rec[row] = begin_record(rs, products, row, sys.lse2[row]);
+        rec[row].gbar = sum.gbar[row], rec[row].gbar_rest = sum.rest[row], rec[row].peak = sum.peak[row];
     }
+    put_channel_ridges(rs);
 }
 
 template <class ROWS>
@@ -638,6 +697,35 @@ static __device__ __forceinline__ void begin_pairs(const rows_system<DIM, DECAYE
     barrier_wait(&rs.sys.sm.query_full, rs.count.rows++ % 2);
 }
 
+/* Writes dq = scale (q - inner kbar) - y. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void put_query_gradient(const rows_system<DIM, DECAYED> &rs,
+                                                          const float (&q)[DIM / TILE_SIDE][8][4],
+                                                          const float (&inner)[2])
+{
+    const pairs_system<DIM, DECAYED> &sys = rs.sys;
+    const row_vectors ys = key_rows(rs, rs.all.arrays.y);
+    const float scale = (float)sys.p.scale;
+    uint16_t *const to[2] = { query_gradient(rs, 0), query_gradient(rs, 1) };
+#pragma unroll
+    for (int n = 0; n < DIM / 8; n += TOGETHER) {
+        row_fragments y, mean;
+        ys.load(y, n);
+        load_lanes(mean, sys.vector(VECTOR_KBAR), n);
+#pragma unroll
+        for (int k = 0; k < TOGETHER; k++) {
+#pragma unroll
+            for (int row = 0; row < 2; row++) {
+                const float *const sums = &q[(n + k) / 8][(n + k) % 8][2 * row];
+                if (sys.r.real[row])
+                    store_channels((__nv_bfloat16 *)to[row], column_of(n + k, 0), (int)sys.p.dim_qk,
+                                   scale * (sums[0] - inner[row] * mean[k][row].x) - y[k][row].x,
+                                   scale * (sums[1] - inner[row] * mean[k][row].y) - y[k][row].y);
+            }
+        }
+    }
+}
+
 /* Writes dq, and the sums of the rows. inner: sum ds of this thread's columns. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void put_pairs(const rows_system<DIM, DECAYED> &rs,
@@ -662,21 +750,7 @@ static __device__ __forceinline__ void put_pairs(const rows_system<DIM, DECAYED>
             if (sys.r.real[row] && threadIdx.x % 4 == 0) rs.all.arrays.sums.inner[rs.line(row)] = (double)ds;
         }
     }
-    if (!a.grad_q.data) return;
-#pragma unroll
-    for (int n = 0; n < DIM / 8; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-            const int row = e / 2, c = column_of(n, e);
-            if (!sys.r.real[row]) continue;
-            const float2 y = rs.key_pair(rs.all.arrays.y, row, c);
-            const int64_t out = LOCAL_AT(a.grad_q, sys.block.s.b, sys.block.h,
-                                         sys.block.s.q0 + sys.block.i0 + sys.r.at[row]);
-            store_pair(a.grad_q.data, LOAM_BF16, out, c, sys.p.dim_qk,
-                       scale * (q[n / 8][n % 8][e] - inner[row] * kbar.get(4 * n + e)) - y.x,
-                       scale * (q[n / 8][n % 8][e + 1] - inner[row] * kbar.get(4 * n + e + 1)) - y.y);
-        }
-    }
+    if (a.grad_q.data) put_query_gradient(rs, q, inner);
 }
 
 #endif

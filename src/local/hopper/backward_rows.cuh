@@ -72,11 +72,12 @@ static __device__ __forceinline__ bool check_rows(const rows_system<DIM, DECAYED
         hard[row] = sys.r.lo[row] < sys.r.hi[row] &&
                     !(wanted[row] && is_solved(sys, cg, tolerance, row, error2[row]));
     if (!__syncthreads_or(hard[0] || hard[1])) return true;
-#pragma unroll 4
-    for (int n = 0; n < DIM / 4; n++) {
-        const int row = n % 2, c = column_of(n / 2, 0);
-        const float2 y = solution_pair<2>(sys, cg, n / 2, 2 * row);
-        if (sys.r.real[row]) save_pair(rs.all.arrays.y, rs.line(row), c, sys.p.dim_qk, y.x, y.y);
+    const row_vectors ys = key_rows(rs, rs.all.arrays.y);
+#pragma unroll 1
+    for (int n = 0; n < DIM / 8; n += TOGETHER) {
+        row_fragments x;
+        load_solution<2>(x, sys, cg, n);
+        ys.store(x, n);
     }
 #pragma unroll
     for (int row = 0; row < 2; row++) {
@@ -185,6 +186,18 @@ static __device__ __forceinline__ void finish_rows_two_parts(const rows_system<D
 
 /* ------------------------------------------------------------------ before the solve */
 
+static __device__ __forceinline__ bool in_one_bf16_part(const row_fragments &x)
+{
+    bool whole = true;
+#pragma unroll
+    for (int k = 0; k < TOGETHER; k++) {
+#pragma unroll
+        for (int row = 0; row < 2; row++)
+            whole &= rounded<1>(x[k][row].x) == x[k][row].x && rounded<1>(x[k][row].y) == x[k][row].y;
+    }
+    return whole;
+}
+
 /* Loads kbar into the scratch, and sums gbar = do . vbar. True where forward needed two parts for the probe
  * of one of the thread's rows. */
 template <int DIM, bool DECAYED>
@@ -192,38 +205,37 @@ static __device__ __forceinline__ bool load_means(const rows_system<DIM, DECAYED
 {
     const pairs_system<DIM, DECAYED> &sys = rs.sys;
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
+    const row_vectors means = key_rows(rs, rs.all.saved.kbar), rhos = key_rows(rs, rs.all.saved.rho),
+                      values(rs, rs.all.saved.vbar, sys.p.dim_v);
     bool two_parts = false;
     sum.gbar[0] = sum.gbar[1] = 0;
-#pragma unroll 8
-    for (int n = 0; n < DIM / 8; n++) {
+#pragma unroll 1
+    for (int n = 0; n < DIM / 8; n += TOGETHER) {
+        row_fragments mean, rho, value;
+        means.load(mean, n), rhos.load(rho, n), values.load(value, n);
+        store_lanes(kbar, mean, n);
+        two_parts |= !in_one_bf16_part(rho);
 #pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-            const int row = e / 2, c = column_of(n, e);
-            const float2 mean = rs.key_pair(rs.all.saved.kbar, row, c),
-                         rho = rs.key_pair(rs.all.saved.rho, row, c),
-                         value = rs.value_pair(rs.all.saved.vbar, row, c);
-            const float2 grad = __bfloat1622float2(
-                *(const __nv_bfloat162 *)(sys.sm.direction[0] + swizzled(rs.r.at[row], c)));
-            kbar.put(4 * n + e, mean.x), kbar.put(4 * n + e + 1, mean.y);
-            two_parts |= rounded<1>(rho.x) != rho.x || rounded<1>(rho.y) != rho.y;
-            sum.gbar[row] += grad.x * value.x + grad.y * value.y;
+        for (int k = 0; k < TOGETHER; k++) {
+#pragma unroll
+            for (int row = 0; row < 2; row++) {
+                const int at = swizzled(rs.r.at[row], column_of(n + k, 0));
+                const float2 grad = __bfloat1622float2(*(const __nv_bfloat162 *)(sys.sm.direction[0] + at));
+                sum.gbar[row] += grad.x * value[k][row].x + grad.y * value[k][row].y;
+            }
         }
     }
     sum.gbar[0] = quad_sum(sum.gbar[0]), sum.gbar[1] = quad_sum(sum.gbar[1]);
     return two_parts;
 }
 
-/* Whether load_means is sure to find two parts: by one pair of columns, before anything else is loaded. */
+/* Whether load_means is sure to find two parts: by the first columns, before anything else is loaded. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ bool is_surely_in_two_parts(const rows_system<DIM, DECAYED> &rs)
 {
-    bool found = false;
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        const float2 rho = rs.key_pair(rs.all.saved.rho, row, column_of(0, 2 * row));
-        found |= rounded<1>(rho.x) != rho.x || rounded<1>(rho.y) != rho.y;
-    }
-    return __syncthreads_or(found);
+    row_fragments rho;
+    key_rows(rs, rs.all.saved.rho).load(rho, 0);
+    return __syncthreads_or(!in_one_bf16_part(rho));
 }
 
 /* The first sweep, from do to b of the adjoint solve; and the ridge, where its unit is the largest p. */

@@ -14,23 +14,26 @@ struct listed_source {
     const __half *grad_o;
     bool is_f16;
 
-    __device__ __forceinline__ float2 at(const float *vector, int n, int e) const
+    __device__ __forceinline__ void load(row_fragments &y, int n) const { load_vector(y, solution, n); }
+    __device__ __forceinline__ void load_vector(row_fragments &x, const float *vector, int n) const
     {
-        const float unit = own[e / 2].unit, *const from = vector + (4 * n + e) * THREADS + threadIdx.x;
-        return { unit * from[0], unit * from[THREADS] };
+        load_lanes(x, lane_vector{ (float *)vector + threadIdx.x }, n);
+        scale_fragments(x, { own[0].unit, own[1].unit });
     }
-    __device__ __forceinline__ float2 y(int n, int e) const { return at(solution, n, e); }
     __device__ __forceinline__ float2 grad(int n, int e) const { return wide_pair(grad_o, r, n, e, is_f16); }
     /* The squares of drho. */
     template <int DIM> __device__ __forceinline__ void squares(float (&bb)[2]) const
     {
         bb[0] = bb[1] = 0;
-#pragma unroll 4
-        for (int n = 0; n < DIM / 8; n++) {
+#pragma unroll 1
+        for (int n = 0; n < DIM / 8; n += TOGETHER) {
+            row_fragments x;
+            load_vector(x, solution + listed_vector<DIM>, n);
 #pragma unroll
-            for (int e = 0; e < 4; e += 2) {
-                const float2 b = at(solution + listed_vector<DIM>, n, e);
-                bb[e / 2] += b.x * b.x + b.y * b.y;
+            for (int k = 0; k < TOGETHER; k++) {
+#pragma unroll
+                for (int row = 0; row < 2; row++)
+                    bb[row] += x[k][row].x * x[k][row].x + x[k][row].y * x[k][row].y;
             }
         }
         bb[0] = quad_sum(bb[0]), bb[1] = quad_sum(bb[1]);
