@@ -50,11 +50,10 @@ static __device__ __forceinline__ unsigned warp_uniform(unsigned x)
     return __reduce_max_sync(0xffffffffu, x);
 }
 
-/* The same of where a tile in shared memory lies, for one with more than 128 channels: there one warp of a
- * scheduler waits for each descriptor alone. */
+/* The same of where a tile in shared memory lies, for tiles whose products have many descriptors. */
 template <int DIM, class T> static __device__ __forceinline__ T *operand_tile(T *tile)
 {
-    return DIM <= 128 ? tile : (T *)__cvta_shared_to_generic(warp_uniform((unsigned)shared_address(tile)));
+    return DIM < 128 ? tile : (T *)__cvta_shared_to_generic(warp_uniform((unsigned)shared_address(tile)));
 }
 
 #endif
