@@ -80,7 +80,7 @@ static __device__ __forceinline__ void probe_gradient_sweep(float (&f)[DIM / TIL
     stream_pipelined<DIM, true, PARTS == 1, true>(
         sys.ring(), rs.count.ring, sys.maps, sys.block,
         [&](const auto &t) {
-            multiply_rows<DIM>(s, operand_tile<DIM>(sys.sm.query), t.keys, false);
+            multiply_rows<DIM>(s, rs.queries(), t.keys, false);
             if (!values_later) more_rows<DIM>(g, sys.sm.direction[0], t.values, false);
         },
         [&](const auto &t) {
@@ -88,7 +88,7 @@ static __device__ __forceinline__ void probe_gradient_sweep(float (&f)[DIM / TIL
             if constexpr (!values_later) wgmma_results(g);
             if (peak) find_peak(sum, s, sys, t.j);
             if constexpr (values_later) {
-                multiply_rows<DIM>(g, operand_tile<DIM>(sys.sm.direction[0]), t.values, false);
+                multiply_rows<DIM>(g, rs.direction(0), t.values, false);
                 wgmma_commit();
             }
             score_weights(s, sys, t.j);

@@ -120,7 +120,14 @@ template <int DIM, bool DECAYED, class T = __nv_bfloat16> struct rows_system {
     {
     }
     __device__ __forceinline__ bool is_f16() const { return sys.p.dtype == LOAM_F16; }
-    __device__ __forceinline__ T *stage(unsigned n) const { return operand_tile<DIM>(sys.sm.stage[n]); }
+    __device__ __forceinline__ T *stage(unsigned n) const { return sys.sm.stage[n]; }
+    /* The same for products, and the queries and a part of the direction. */
+    __device__ __forceinline__ const T *operand(unsigned n) const { return operand_tile<DIM>(stage(n)); }
+    __device__ __forceinline__ const T *queries() const { return operand_tile<DIM>(sys.sm.query); }
+    __device__ __forceinline__ const T *direction(int part) const
+    {
+        return operand_tile<DIM>(sys.sm.direction[part]);
+    }
     __device__ __forceinline__ uint64_t *full(unsigned n) const
     {
         return ((pair_barriers<DIM> *)((char *)&sys.sm + pair_barriers_at<DIM>))->full + n;
@@ -236,7 +243,7 @@ template <int DIM, bool DECAYED, unsigned STAGES, bool VALUES, class T = __nv_bf
             __syncthreads();
         }
         waited++;
-        return rs.stage(stage);
+        return rs.operand(stage);
     }
     /* All products with the first `used` tiles have ended: their stages are filled again. */
     __device__ __forceinline__ void release(unsigned used)
@@ -426,10 +433,10 @@ static __device__ __forceinline__ void multiply_two_parts(float (&u)[8][4], floa
                                                           const rows_system<DIM, DECAYED> &rs,
                                                           const __nv_bfloat16 *keys, bool add)
 {
-    more_rows<DIM>(u, rs.stage(pair_stages<DIM>::rho), keys, false);
-    more_rows<DIM>(u, operand_tile<DIM>(rs.sys.sm.direction[1]), keys, true);
-    more_rows<DIM>(t, rs.stage(pair_stages<DIM>::y), keys, add);
-    more_rows<DIM>(t, operand_tile<DIM>(rs.sys.sm.direction[0]), keys, true);
+    more_rows<DIM>(u, rs.operand(pair_stages<DIM>::rho), keys, false);
+    more_rows<DIM>(u, rs.direction(1), keys, true);
+    more_rows<DIM>(t, rs.operand(pair_stages<DIM>::y), keys, add);
+    more_rows<DIM>(t, rs.direction(0), keys, true);
 }
 
 /* rho_rest and y_rest: the means of u and t under p, which are the errors of the centres rho_kbar and y_kbar.
@@ -446,7 +453,7 @@ static __device__ __forceinline__ void centre_errors(row_scalars (&rec)[2],
         const int j = stream.key_of(stream.waited);
         const __nv_bfloat16 *const keys = stream.wait();
         float s[8][4], u[8][4], t[8][4];
-        multiply_rows<DIM>(s, operand_tile<DIM>(sys.sm.query), keys, false);
+        multiply_rows<DIM>(s, rs.queries(), keys, false);
         multiply_two_parts(u, t, rs, keys, false);
         wgmma_commit();
         wgmma_wait<0>();

@@ -28,10 +28,10 @@ static __device__ __forceinline__ void query_sums_one_part(float (&q)[DIM / TILE
         const __nv_bfloat16 *const values = stream.wait(), *const keys = stream.wait();
         float s[8][4], g[8][4], u[8][4];
         weights_operand<1> p, ds;
-        multiply_rows<DIM>(s, operand_tile<DIM>(sys.sm.query), keys, false);
+        multiply_rows<DIM>(s, rs.queries(), keys, false);
         wgmma_commit();
-        more_rows<DIM>(g, rs.stage(pair_stages<DIM>::grad_o), values, false);
-        more_rows<DIM>(g, operand_tile<DIM>(sys.sm.direction[0]), keys, true);
+        more_rows<DIM>(g, rs.operand(pair_stages<DIM>::grad_o), values, false);
+        more_rows<DIM>(g, rs.direction(0), keys, true);
         wgmma_commit();
         wgmma_wait<1>();
         wgmma_results(s);
@@ -46,7 +46,7 @@ static __device__ __forceinline__ void query_sums_one_part(float (&q)[DIM / TILE
             for (int e = 0; e < 4; e++)
                 g[n][e] = s[n][e] * (g[n][e] - own.error[e / 2]);
         split_weights(p, s);
-        multiply_rows<DIM>(u, operand_tile<DIM>(sys.sm.direction[1]), keys, false);
+        multiply_rows<DIM>(u, rs.direction(1), keys, false);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_results(u);
@@ -94,11 +94,11 @@ static __device__ __forceinline__ void add_half_tile(float (&q)[DIM / TILE_SIDE]
     float s[HALF_BLOCKS][4], u[HALF_BLOCKS][4];
     weights_operand<2, HALF_STEPS> ds;
     wgmma_fence();
-    more_half_rows<DIM>(s, operand_tile<DIM>(sys.sm.query), keys, false);
-    more_half_rows<DIM>(u, rs.stage(pair_stages<DIM>::rho), keys, false);
-    more_half_rows<DIM>(u, operand_tile<DIM>(sys.sm.direction[1]), keys, true);
-    more_half_rows<DIM>(g, rs.stage(pair_stages<DIM>::y), keys, true);
-    more_half_rows<DIM>(g, operand_tile<DIM>(sys.sm.direction[0]), keys, true);
+    more_half_rows<DIM>(s, rs.queries(), keys, false);
+    more_half_rows<DIM>(u, rs.operand(pair_stages<DIM>::rho), keys, false);
+    more_half_rows<DIM>(u, rs.direction(1), keys, true);
+    more_half_rows<DIM>(g, rs.operand(pair_stages<DIM>::y), keys, true);
+    more_half_rows<DIM>(g, rs.direction(0), keys, true);
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_results(s);
@@ -133,8 +133,9 @@ static __device__ __forceinline__ void query_sums_two_parts(float (&q)[DIM / TIL
         float g[2][HALF_BLOCKS][4];
         const __nv_bfloat16 *const values = stream.wait();
         wgmma_fence();
-        more_half_rows<DIM>(g[0], rs.stage(pair_stages<DIM>::grad_o), values, false);
-        more_half_rows<DIM>(g[1], rs.stage(pair_stages<DIM>::grad_o), values + HALF_KEYS * TILE_SIDE, false);
+        more_half_rows<DIM>(g[0], rs.operand(pair_stages<DIM>::grad_o), values, false);
+        more_half_rows<DIM>(g[1], rs.operand(pair_stages<DIM>::grad_o), values + HALF_KEYS * TILE_SIDE,
+                            false);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_results(g[0]);
