@@ -24,6 +24,7 @@ template <class S> static __device__ __forceinline__ void init_barriers(key_pass
     }
     ring_init(sm.key_ring, KEY_GROUPS * 4);
     ring_init(sm.exchange_ring, 1);
+    if (S::apart) ring_init(sm.direction_ring, KEY_GROUPS * 4);
     fence_async_proxy();
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * The pass over keys of the backward on Hopper where two warpgroups share 64 keys: how each thread of the
- * one gives its pairs of a tile to the thread of the other that has the same pairs, and how a tile begins. */
+ * one gives its pairs of a tile to the thread of the other that has the same pairs. */
 #ifndef LOAM_LOCAL_HOPPER_BACKWARD_KEY_EXCHANGE_CUH
 #define LOAM_LOCAL_HOPPER_BACKWARD_KEY_EXCHANGE_CUH
 
@@ -44,14 +44,6 @@ template <class S> static __device__ __forceinline__ void exchange_taken(key_pas
 {
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(&sm.exchange_ring.empty[threadIdx.x % 128 / 32]);
-}
-
-/* Waits for the tile at wg.t. */
-template <class S> static __device__ __forceinline__ void begin_tile(key_consumer<S> &wg, const loam_args &a)
-{
-    if constexpr (S::decayed) decay_of_head(wg, a);
-    wait_stage(wg);
-    if (wg.v.packed && wg.t.i + S::queries > wg.v.nq) clear_tail_consumers(wg);
 }
 
 #endif

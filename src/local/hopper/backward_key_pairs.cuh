@@ -213,15 +213,17 @@ static __device__ __forceinline__ void add_decay_sums(key_consumer<S> &wg, const
     }
 }
 
-/* Rows of a tile beyond the sequence become 0: the next packed sequence lies there, and 0 times NaN is not 0.
- * Both consumers call it. */
-template <class S> static __device__ __forceinline__ void clear_tail_consumers(const key_consumer<S> &wg)
+/* Rows of `count` tiles beyond the sequence become 0: the next packed sequence lies there, and 0 times NaN is
+ * not 0. Both consumers call it. */
+template <class S>
+static __device__ __forceinline__ void clear_tail_consumers(const key_consumer<S> &wg,
+                                                            typename S::type *tiles, int count)
 {
     const int real = wg.v.nq - wg.t.i, words = (S::queries - real) * (TILE_SIDE / 2);
-    uint32_t *const stage = (uint32_t *)wg.sm.stage[wg.count % S::stages][0];
-    for (int n = 0; n < S::tiles * (S::dim / TILE_SIDE); n++)
+    uint32_t *const to = (uint32_t *)tiles;
+    for (int n = 0; n < count * (S::dim / TILE_SIDE); n++)
         for (int e = threadIdx.x; e < words; e += KEY_GROUPS * 128)
-            stage[(n * S::queries + real) * (TILE_SIDE / 2) + e] = 0;
+            to[(n * S::queries + real) * (TILE_SIDE / 2) + e] = 0;
     fence_async_proxy();
     asm volatile("bar.sync 1, %0;" ::"n"(KEY_GROUPS * 128) : "memory");
 }

@@ -257,10 +257,10 @@ static __device__ __forceinline__ void consume_tiles(key_gradients<S> &sum, key_
         wait_stage(wg);
         if (two_parts) ring_wait(wg.sm.ring, wg.count + 1);
         if (wg.v.packed && wg.t.i + S::queries > wg.v.nq) {
-            clear_tail_consumers(wg);
+            clear_tail_consumers(wg, wg.sm.stage[wg.count % S::stages][0], S::tiles);
             if (two_parts) {
                 wg.count++;
-                clear_tail_consumers(wg);
+                clear_tail_consumers(wg, wg.sm.stage[wg.count % S::stages][0], S::tiles);
                 wg.count--;
             }
         }

@@ -86,6 +86,15 @@ template <class S> struct score_half {
 
 /* ------------------------------------------------------------------ the consumers */
 
+/* Waits for the tile at wg.t. */
+template <class S> static __device__ __forceinline__ void begin_tile(key_consumer<S> &wg, const loam_args &a)
+{
+    if constexpr (S::decayed) decay_of_head(wg, a);
+    wait_stage(wg);
+    if (wg.v.packed && wg.t.i + S::queries > wg.v.nq)
+        clear_tail_consumers(wg, wg.sm.stage[wg.count % S::stages][0], S::tiles);
+}
+
 /* All tiles, at least one. */
 template <class S, class HALF>
 static __device__ __forceinline__ void consume_half(HALF &part, key_consumer<S> &wg, const loam_args &a)

@@ -56,6 +56,7 @@ template <class T, int DIM, int DIRECTIONS, bool DECAYED> struct key_shape {
                           solved = DIRECTIONS == SOLVED_PROBE, folded = is_half<T>;
     /* The consumers share 64 keys, and one sums dk, the other dv: these do not fit the registers of one. */
     static constexpr bool shared_keys = DIM > 128;
+    static constexpr bool apart = shared_keys && solved; /* rho and y have a ring beside that of q and do */
     static constexpr int groups = shared_keys ? 1 : KEY_GROUPS; /* of 64 keys, in a block */
     static constexpr int rows = groups * TILE_SIDE;
     static constexpr int queries = DIM == 64 ? 64 : 32; /* of a tile; as many as registers allow */
@@ -90,8 +91,9 @@ template <class S> struct key_pass_shared {
     ring_barriers<4> exchange_ring; /* a stage for each pair of warps */
     key_task<S> task[KEY_TASKS];
     float decay[S::decayed ? S::stages : 1][2]
-               [S::queries];   /* G of the rows, hi and lo (local/decay.h), where scores decay */
-    bool two_parts[S::stages]; /* of shared keys: whether the next stage has the lo parts of a tile */
+               [S::queries]; /* G of the rows, hi and lo (local/decay.h), where scores decay */
+    ring_barriers<S::apart ? S::stages : 1> direction_ring;
+    bool two_parts[S::stages]; /* where directions have that ring: whether those of a tile have two stages */
 };
 
 /* Undoes a fold (where the probe is solved, both), and key_raise. */
@@ -267,16 +269,16 @@ __global__ void __launch_bounds__(256)
 
 /* ------------------------------------------------------------------ the producer */
 
-/* Issues the copies of tiles first .. of the queries at t into stage number `count`. */
+/* Issues the copies of tiles first .. end - 1 of the queries at t into stage number `count` of the ring. */
 template <class S>
-static __device__ __forceinline__ void load_queries(key_pass_shared<S> &sm, const CUtensorMap *maps,
-                                                    const key_block &block, const tile_walk &t, int first,
-                                                    unsigned count)
+static __device__ __forceinline__ void load_queries(key_pass_shared<S> &sm, ring_barriers<S::stages> &ring,
+                                                    const CUtensorMap *maps, const key_block &block,
+                                                    const tile_walk &t, int first, int end, unsigned count)
 {
-    uint64_t *const full = ring_acquire(sm.ring, count, (S::tiles - first) * S::tile * 2);
+    uint64_t *const full = ring_acquire(ring, count, (end - first) * S::tile * 2);
 #pragma unroll
     for (int n = 0; n < S::tiles; n++) {
-        if (n >= first) {
+        if (n >= first && n < end) {
             load_tile<S::dim, S::queries>(sm.stage[count % S::stages][n], maps[n], full,
                                           (int)block.s.q0 + t.i, (int)block.first_head + t.head,
                                           (int)block.s.b);
@@ -284,8 +286,26 @@ static __device__ __forceinline__ void load_queries(key_pass_shared<S> &sm, cons
     }
 }
 
+/* The copies of the tiles of queries at t, from stage number `count` on. Where the directions have two parts,
+ * the next stage has the lo parts. `directions`: that of their own ring. */
+template <class S>
+static __device__ __forceinline__ void load_stages(key_pass_shared<S> &sm, const key_maps &maps,
+                                                   const key_block &block, const tile_walk &t, bool two_parts,
+                                                   unsigned &count, unsigned &directions)
+{
+    if constexpr (S::apart) {
+        load_queries<S>(sm, sm.ring, maps.query, block, t, 0, TILE_RHO, count++);
+        load_queries<S>(sm, sm.direction_ring, maps.query, block, t, TILE_RHO, S::tiles, directions++);
+        if (two_parts)
+            load_queries<S>(sm, sm.direction_ring, maps.lo, block, t, TILE_RHO, S::tiles, directions++);
+    } else {
+        load_queries<S>(sm, sm.ring, maps.query, block, t, 0, S::tiles, count++);
+        if (two_parts) load_queries<S>(sm, sm.ring, maps.lo, block, t, TILE_RHO, S::tiles, count++);
+    }
+}
+
 /* The producer thread: the keys and values of block number `block_count`, then all tiles of queries, from
- * stage number `count` on. Where the directions of a tile have two parts, the next stage has the lo parts. */
+ * stage number `count` on. */
 template <class S>
 static __device__ __forceinline__ void produce_tiles(key_pass_shared<S> &sm, const key_maps &maps,
                                                      const key_block &block, const key_view &v, tile_walk t,
@@ -297,10 +317,10 @@ static __device__ __forceinline__ void produce_tiles(key_pass_shared<S> &sm, con
         load_tile<S::dim>(sm.keys[n], maps.k, full, token, (int)block.h_kv, (int)block.s.b);
         load_tile<S::dim>(sm.values[n], maps.v, full, token, (int)block.h_kv, (int)block.s.b);
     }
+    unsigned directions = 0;
     for (; t.left > 0; advance<S::queries>(t, block)) {
-        load_queries<S>(sm, maps.query, block, t, 0, count++);
-        if (S::solved && needs_two_parts(v, t.head, t.i))
-            load_queries<S>(sm, maps.lo, block, t, TILE_RHO, count++);
+        const bool two_parts = S::solved && needs_two_parts(v, t.head, t.i);
+        load_stages(sm, maps, block, t, two_parts, count, directions);
     }
 }
 
@@ -352,7 +372,7 @@ static __device__ __forceinline__ void produce_terms(key_pass_shared<S> &sm, con
         const bool two_parts = S::solved && needs_two_parts(v, t.head, t.i);
         const unsigned stage = count % S::stages;
         if (turn > 0) {
-            turn--, count += 1 + two_parts;
+            turn--, count += 1 + (two_parts && !S::apart);
             continue;
         }
         turn = TERM_WARPS - 1;
@@ -386,7 +406,7 @@ static __device__ __forceinline__ void produce_terms(key_pass_shared<S> &sm, con
                     real ? arrays.record[row + 32 * n].peak : -1);
                 sm.terms[stage][TERM_PEAK_E][lane + 32 * n] = own[n].w;
             }
-            if (S::shared_keys && S::solved && lane == 0) sm.two_parts[stage] = two_parts;
+            if (S::apart && lane == 0) sm.two_parts[stage] = two_parts;
             if constexpr (S::decayed) {
                 sm.decay[stage][0][lane + 32 * n] = decay[n].hi;
                 sm.decay[stage][1][lane + 32 * n] = decay[n].lo;
@@ -394,7 +414,7 @@ static __device__ __forceinline__ void produce_terms(key_pass_shared<S> &sm, con
         }
         barrier_arrive(&sm.ring.full[stage]);
         count++;
-        if (two_parts) {
+        if (two_parts && !S::apart) {
             barrier_wait(&sm.ring.empty[count % S::stages], count / S::stages % 2 ^ 1);
             barrier_arrive(&sm.ring.full[count % S::stages]);
             count++;
