@@ -2,10 +2,10 @@
  *
  * The pass over keys of the backward of Local Linear Attention on Hopper, for bfloat16 and more than 128
  * channels. As in backward_key_shared.cu 64 keys are shared by two warpgroups: the first has p, 1 - u and dv,
- * the other E, ds and dk. Shared memory has two stages of 32 queries with q and do, and two with rho and y, both
- * of which a tile in two parts takes. So that stages are copied while a tile is computed, its products do not
- * wait for those of the next: what keeps the tensor cores busy while one warpgroup computes weights is the
- * other, which may be a tile ahead.
+ * the other E, ds and dk. Shared memory has two stages of 32 queries with q and do, and two with rho and y,
+ * both of which a tile in two parts takes. So that stages are copied while a tile is computed, products do
+ * not wait for those of the next tile: what keeps the tensor cores busy while one warpgroup computes weights
+ * is the other, which may be a tile ahead.
  */
 #include "src/local/hopper/backward_key_exchange.cuh"
 

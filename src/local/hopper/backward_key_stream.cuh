@@ -142,7 +142,8 @@ struct key_view {
     int nq, nk, low, up;
     bool packed;
     /* The state (ROWS_ONE_PART ..) of the first 64 rows of the sequence in the first head of the group; that
-     * of each next 64 rows is `step` entries before. NULL where no probe is solved, or all rows are pending. */
+     * of each next 64 rows is `step` entries before. NULL where no probe is solved, or all rows are
+     * pending. */
     const int32_t *state;
     int step;
 };
@@ -357,9 +358,17 @@ static __device__ __forceinline__ float row_rest(const row_arrays &arrays, const
     return (1 + (S::folded ? directions.rest[row] : arrays.record[row].rho_rest)) * fold.dv;
 }
 
+/* A stage of lo parts gets no terms. */
+template <class S>
+static __device__ __forceinline__ void give_no_terms(key_pass_shared<S> &sm, unsigned count)
+{
+    barrier_wait(&sm.ring.empty[count % S::stages], count / S::stages % 2 ^ 1);
+    barrier_arrive(&sm.ring.full[count % S::stages]);
+}
+
 /* A producer warp of terms: those of tiles `turn`, turn + TERM_WARPS, ... from this block's first on, since
  * what it loads of one tile comes late; then turn is that of the next block. A lane has rows lane + 32 n of a
- * tile. A stage of lo parts gets no terms. */
+ * tile. */
 template <class S, unsigned TERM_WARPS>
 static __device__ __forceinline__ void produce_terms(key_pass_shared<S> &sm, const loam_problem &p,
                                                      const loam_args &a, const row_arrays &arrays,
@@ -414,11 +423,7 @@ static __device__ __forceinline__ void produce_terms(key_pass_shared<S> &sm, con
         }
         barrier_arrive(&sm.ring.full[stage]);
         count++;
-        if (two_parts && !S::apart) {
-            barrier_wait(&sm.ring.empty[count % S::stages], count / S::stages % 2 ^ 1);
-            barrier_arrive(&sm.ring.full[count % S::stages]);
-            count++;
-        }
+        if (two_parts && !S::apart) give_no_terms(sm, count++);
     }
 }
 
