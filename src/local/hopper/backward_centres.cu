@@ -21,11 +21,17 @@ static __device__ __forceinline__ void fill_rows(const rows_system<DIM, DECAYED>
         barrier_expect(&rs.sys.sm.query_full, DIM * TILE_SIDE * 2);
         load_row_tile(rs.sys, rs.sys.sm.query, rs.all.maps.all.q);
     }
-#pragma unroll 4
-    for (int n = 0; n < DIM / 4; n++) {
-        const int row = n % 2, c = column_of(n / 2, 0);
-        store_directions<2>(rs, swizzled(rs.r.at[row], c), rs.key_pair(rs.all.saved.rho, row, c),
-                            rs.key_pair(rs.all.arrays.y, row, c));
+    const row_vectors rhos = key_rows(rs, rs.all.saved.rho), ys = key_rows(rs, rs.all.arrays.y);
+#pragma unroll 1
+    for (int n = 0; n < DIM / 8; n += TOGETHER) {
+        row_fragments rho, y;
+        rhos.load(rho, n), ys.load(y, n);
+#pragma unroll
+        for (int k = 0; k < TOGETHER; k++) {
+#pragma unroll
+            for (int row = 0; row < 2; row++)
+                store_directions<2>(rs, swizzled(rs.r.at[row], column_of(n + k, 0)), rho[k][row], y[k][row]);
+        }
     }
     fence_async_proxy();
     __syncthreads();

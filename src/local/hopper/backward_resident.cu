@@ -20,7 +20,10 @@ template <int TILES> struct resident_rows {
 
     __device__ __forceinline__ bool is_f16() const { return false; }
     __device__ __forceinline__ int64_t line(int row) const { return first + r.at[row]; }
-    __device__ __forceinline__ void load_lambda(row_fragments &x, int) const { fill_rows(x, ridge.number); }
+    __device__ __forceinline__ void load_lambda(row_fragments &x, int) const
+    {
+        fill_fragments(x, ridge.number);
+    }
     __device__ __forceinline__ float target(int row, int c) const
     {
         const row_block &block = sys.block;

@@ -159,7 +159,8 @@ static __device__ __forceinline__ void add_solved(solved_rows &sum, const ROWS &
 }
 
 /* What the rows have once, and their units and norms; y goes to its array, and its gradient of the ridge.
- * source.load(y, n): fragments of y from n on; source.grad(n, e): elements e and e + 1 of fragment n of do. */
+ * source.load(y, n): fragments of y from n on; source.grad(n, e): elements e and e + 1 of fragment n of
+ * do. */
 template <class ROWS, class SOURCE>
 static __device__ __forceinline__ solved_units load_solved(const ROWS &rs, const SOURCE &source,
                                                            const adjoint_row (&own)[2],

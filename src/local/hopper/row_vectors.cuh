@@ -49,7 +49,7 @@ static __device__ __forceinline__ void scale_fragments(row_fragments &x, const f
             x[k][row] = { factor[row] * x[k][row].x, factor[row] * x[k][row].y };
     }
 }
-static __device__ __forceinline__ void fill_rows(row_fragments &x, const float (&number)[2])
+static __device__ __forceinline__ void fill_fragments(row_fragments &x, const float (&number)[2])
 {
 #pragma unroll
     for (int k = 0; k < TOGETHER; k++)
