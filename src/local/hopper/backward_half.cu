@@ -346,8 +346,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     pairs_shared<DIM, __half> &sm = *(pairs_shared<DIM, __half> *)swizzled_memory;
     const solve_work &work = plan.work;
-    const rows_launch all = { p,         a,          plan.saved,  plan.rows,   work,
-                              plan.maps, &plan.copy, &plan.heavy, &plan.ended, plan.extremes };
+    const rows_launch all = { p,         a,          plan.saved,  plan.rows,           work,
+                              plan.maps, &plan.copy, &plan.heavy, &plan.ended[listed], plan.extremes };
     const solve_launch solve = { p, a, plan.saved, work, plan.maps.all, &plan.copy, &plan.heavy };
     const block_list unlisted = {}, list = { work.next_listed, work.listed, work.listed_count };
     rows_count count = {};
@@ -374,32 +374,38 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if (threadIdx.x == 0) {
         __threadfence();
         atomicExch(&work.scratch_taken[sm.scratch], 0);
+        if (PARTS == 2 && DIM == 128) atomicAdd(all.ended->gone, 1ull);
     }
     if (PARTS == 1) wait_for_previous_launch();
 }
 
 /* ------------------------------------------------------------------ the launches */
 
+static int64_t pass_grid(const loam_problem *p, const rows_plan *plan)
+{
+    const int64_t blocks = (int64_t)row_blocks(p), most = plan->work.scratches;
+    return most < blocks ? most : blocks;
+}
+
 template <int PARTS, int DIM, bool DECAYED>
 static loam_status launch_pass(const loam_problem *p, const loam_args *a, const rows_plan *plan, bool listed,
                                loam_error *error)
 {
-    const int64_t blocks = (int64_t)row_blocks(p), most = plan->work.scratches;
-    return cuda_launch("half_rows_kernel", half_rows_kernel<PARTS, DIM, DECAYED>,
-                       most < blocks ? most : blocks, THREADS, rows_shared_bytes<DIM>, a->stream, PARTS == 1,
-                       error, *p, *a, *plan, blocks, listed);
+    return cuda_launch("half_rows_kernel", half_rows_kernel<PARTS, DIM, DECAYED>, pass_grid(p, plan), THREADS,
+                       rows_shared_bytes<DIM>, a->stream, PARTS == 1, error, *p, *a, *plan,
+                       (int64_t)row_blocks(p), listed);
 }
 
-/* Blocks with few keys in two parts, where scores decay all; beside them all others in one part; then those
- * for which that was not enough. */
+/* Blocks with few keys in two parts, where scores decay all; beside them all others in one part, and where
+ * these leave room, what follows from the solutions of the former; then those for which one part was not
+ * enough. */
 template <int DIM, bool DECAYED>
 static loam_status launch(const loam_problem *p, const loam_args *a, const rows_plan *plan, loam_error *error)
 {
     TRY((launch_pass<2, DIM, DECAYED>(p, a, plan, false, error)));
-    if constexpr (!DECAYED) {
-        TRY((launch_pass<1, DIM, DECAYED>(p, a, plan, false, error)));
-        TRY((launch_pass<2, DIM, DECAYED>(p, a, plan, true, error)));
-    }
+    if (!DECAYED) TRY((launch_pass<1, DIM, false>(p, a, plan, false, error)));
+    if (DIM == 128) TRY(rows_ended(p, a, plan, pass_grid(p, plan), error));
+    if (!DECAYED) TRY((launch_pass<2, DIM, false>(p, a, plan, true, error)));
     TRY(heavy_adjoint(p, a, &plan->work, &plan->copy, &plan->heavy, &plan->maps.all, error));
     return rows_solved(p, a, plan, error);
 }
@@ -418,7 +424,7 @@ loam_status local_rows_solved_half_hopper(const loam_problem *p, const loam_args
                    "cudaMemsetAsync", error));
     if (has_ended_blocks(p)) {
         TRY(cuda_check(
-            cudaMemsetAsync(plan.ended.next, 0, 2 * sizeof *plan.ended.next, (cudaStream_t)a->stream),
+            cudaMemsetAsync(plan.ended[0].next, 0, ENDED_COUNTERS * sizeof(int64_t), (cudaStream_t)a->stream),
             "cudaMemsetAsync", error));
     }
     TRY(queue(p, a, &narrow, error));

@@ -63,12 +63,12 @@ struct rows_sums {
     float total[2];          /* sum ds of the thread's columns, where scores decay */
 };
 
-/* Blocks of float16 with 128 dimensions that steps in two parts have solved: the last sweep would leave these
- * steps too few registers. Number n of the list has place row_blocks - 1 - n of heavy_work, whose own list
- * begins at 0. */
+/* Blocks of float16 with 128 dimensions that a launch of steps in two parts has solved: the last sweep would
+ * leave these steps too few registers. Number n of the list has place row_blocks - 1 - n of heavy_work, whose
+ * own list begins at 0. gone: how many thread blocks of the launch have ended. */
 struct ended_blocks {
     int64_t *next;
-    unsigned long long *count;
+    unsigned long long *count, *gone;
     int32_t *block;
 };
 
@@ -80,13 +80,18 @@ struct rows_plan {
     row_pass_maps maps;
     half_copy copy;
     heavy_work heavy;
-    ended_blocks ended;
+    ended_blocks ended[2];   /* of the blocks with few keys, and of those that one part was not enough for */
     head_extremes *extremes; /* [batch][heads_kv]; of float16 */
 };
 
 /* Queues what follows from the solution of the blocks that row matrices have solved. The maps of the plan are
  * those of the copies in fp16. */
 loam_status rows_solved(const loam_problem *p, const loam_args *a, const rows_plan *plan, loam_error *error);
+
+/* Likewise of the first list of ended blocks, of a launch of so many thread blocks, beside the last blocks of
+ * the launch that has been queued after it, if any. */
+loam_status rows_ended(const loam_problem *p, const loam_args *a, const rows_plan *plan, int64_t launched,
+                       loam_error *error);
 
 /* What all blocks of a launch share. */
 struct rows_launch {
