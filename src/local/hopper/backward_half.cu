@@ -25,6 +25,7 @@ template <int DIM, bool DECAYED>
 static __device__ __forceinline__ bool load_mean_keys(const half_rows_system<DIM, DECAYED> &rs)
 {
     const row_vectors means = key_rows(rs, rs.all.saved.kbar), rhos = key_rows(rs, rs.all.saved.rho);
+    const lane_vector kbar = rs.sys.vector(VECTOR_KBAR);
     const float key = power_inverse(rs.sys.units.key);
     bool two_parts = false;
 #pragma unroll 1
@@ -32,7 +33,7 @@ static __device__ __forceinline__ bool load_mean_keys(const half_rows_system<DIM
         row_fragments mean, rho;
         means.load(mean, n), rhos.load(rho, n);
         scale_fragments(mean, { key, key });
-        store_lanes(rs.sys.vector(VECTOR_KBAR), mean, n);
+        store_lanes(kbar, mean, n);
 #pragma unroll
         for (int k = 0; k < TOGETHER; k++) {
 #pragma unroll
@@ -54,13 +55,14 @@ static __device__ __forceinline__ void load_gradients(const half_rows_system<DIM
     __half *const grad_o = rs.sys.sm.direction[0];
     const float value = power_inverse(rs.sys.units.value);
     float top[2], inverse[2], norm2[2] = { 0, 0 };
-    wide_tile_tops<DIM>(top, grad_o, rs.r, true);
+    const row_pair own = rs.r;
+    wide_tile_tops<DIM>(top, grad_o, own, true);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         rows.grad[row] = unit_of_largest<__half>(quad_max(top[row]));
         inverse[row] = power_inverse(rows.grad[row]), gbar[row] = 0;
     }
-    narrow_tile<DIM>(grad_o, grad_o, rs.r, inverse, true);
+    narrow_tile<DIM>(grad_o, grad_o, own, inverse, true);
     const row_vectors means(rs, rs.all.saved.vbar, rs.sys.p.dim_v);
 #pragma unroll 1
     for (int n = 0; n < DIM / 8; n += TOGETHER) {
@@ -70,7 +72,7 @@ static __device__ __forceinline__ void load_gradients(const half_rows_system<DIM
         for (int k = 0; k < TOGETHER; k++) {
 #pragma unroll
             for (int row = 0; row < 2; row++) {
-                const int at = swizzled(rs.r.at[row], column_of(n + k, 0));
+                const int at = swizzled(own.at[row], column_of(n + k, 0));
                 const float2 grad = unpack_pair<__half>(*(const uint32_t *)(grad_o + at));
                 gbar[row] += value * (grad.x * mean[k][row].x + grad.y * mean[k][row].y);
                 norm2[row] += grad.x * grad.x + grad.y * grad.y;
@@ -221,7 +223,7 @@ static __device__ __forceinline__ void put_ended(const half_system<DIM, DECAYED>
 
 /* y, from the solution in the scratch, rounded to PARTS, and do, which lies in its stage. */
 template <int PARTS> struct scratch_source {
-    const row_pair &r;
+    int row[2];
     lane_vector x;
     float unit[2]; /* of x */
     const __half *grad_o;
@@ -237,7 +239,10 @@ template <int PARTS> struct scratch_source {
                 if (PARTS == 1) y[k][row] = { one_part(y[k][row].x), one_part(y[k][row].y) };
         }
     }
-    __device__ __forceinline__ float2 grad(int n, int e) const { return wide_pair(grad_o, r, n, e, true); }
+    __device__ __forceinline__ float2 grad(int n, int of) const
+    {
+        return wide_pair(grad_o, row[of], n, true);
+    }
 };
 
 /* The square of what a residual of one part may be, relative to HALF_ACCEPT: with the root of the condition
@@ -258,7 +263,7 @@ static __device__ __forceinline__ bool finish_rows(half_system<DIM, DECAYED> &sy
     const float inverse = power_inverse(sys.units.key);
     const bool by_max = all.p.ridge_unit == LOAM_RIDGE_MAX;
     const float ridge_unit[2] = { by_max ? rows.largest[0] : 1, by_max ? rows.largest[1] : 1 };
-    scratch_source<PARTS> source = { sys.r, sys.vector(VECTOR_X), {}, grad_o };
+    scratch_source<PARTS> source = { { sys.r.at[0], sys.r.at[1] }, sys.vector(VECTOR_X), {}, grad_o };
     float bb[2];
     adjoint_row own[2];
     if (threadIdx.x == 0) {

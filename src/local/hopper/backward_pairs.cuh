@@ -110,6 +110,7 @@ struct rows_launch {
 /* A copy of the system for one pass (system_in_registers), and what else the passes of backward need. */
 template <int DIM, bool DECAYED, class T = __nv_bfloat16> struct rows_system {
     static constexpr int dim = DIM;
+    typedef row_targets<T> row_queries;
     const row_pair r;
     const row_ridge ridge;
     const pairs_system<DIM, DECAYED, T> sys;
@@ -132,16 +133,16 @@ template <int DIM, bool DECAYED, class T = __nv_bfloat16> struct rows_system {
     {
         return local_row(&sys.p, &sys.block.s, sys.block.h, sys.block.i0 + r.at[row]);
     }
-    /* Channel c of the query, in units of the keys. */
-    __device__ __forceinline__ float target(int row, int c) const { return sys.target(row, c); }
-    /* Lambda of fragments from n on, and of element `at` of the thread's rows. */
-    __device__ __forceinline__ void load_lambda(row_fragments &x, int n) const
+    /* The query, in units of the keys. */
+    __device__ __forceinline__ row_targets<T> targets() const
     {
-        if (ridge.channels)
-            load_lanes(x, sys.vector(VECTOR_RIDGE), n);
-        else
-            fill_fragments(x, ridge.number);
+        return { sys.sm.query, { r.at[0], r.at[1] }, { sys.query_unit[0], sys.query_unit[1] } };
     }
+    __device__ __forceinline__ row_lambdas lambdas() const
+    {
+        return { sys.vector(VECTOR_RIDGE), ridge.channels, { ridge.number[0], ridge.number[1] } };
+    }
+    /* Lambda of element `at` of the thread's rows. */
     __device__ __forceinline__ float lambda(int at) const
     {
         return ridge.channels ? sys.vector(VECTOR_RIDGE).get(at) : ridge.number[at / 2 % 2];
@@ -544,19 +545,22 @@ static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM, DEC
 {
     const pairs_system<DIM, DECAYED> &sys = rs.sys;
     const row_vectors rhos = key_rows(rs, rs.all.saved.rho), ys = key_rows(rs, rs.all.arrays.y);
+    const lane_vector kbar = sys.vector(VECTOR_KBAR);
+    const row_lambdas lambdas = rs.lambdas();
+    const int own[2] = { rs.r.at[0], rs.r.at[1] };
     row_products products = {};
 #pragma unroll 1
     for (int n = 0; n < DIM / 8; n += TOGETHER) {
         row_fragments rho, y, mean, lambda;
         rhos.load(rho, n);
-        load_lanes(mean, sys.vector(VECTOR_KBAR), n);
-        rs.load_lambda(lambda, n);
+        load_lanes(mean, kbar, n);
+        lambdas.load(lambda, n);
         load_solution<PARTS>(y, sys, cg, n);
 #pragma unroll
         for (int k = 0; k < TOGETHER; k++) {
 #pragma unroll
             for (int row = 0; row < 2; row++) {
-                const int at = swizzled(sys.r.at[row], column_of(n + k, 0));
+                const int at = swizzled(own[row], column_of(n + k, 0));
                 store_directions<PARTS>(rs, at, rho[k][row], y[k][row]);
                 products.add(row, rho[k][row], y[k][row], mean[k][row], lambda[k][row]);
             }
@@ -618,19 +622,22 @@ static __device__ __forceinline__ void put_query_gradient(const rows_system<DIM,
     const pairs_system<DIM, DECAYED> &sys = rs.sys;
     const row_vectors ys = key_rows(rs, rs.all.arrays.y);
     const float scale = (float)sys.p.scale;
+    const lane_vector kbar = sys.vector(VECTOR_KBAR);
+    const bool real[2] = { sys.r.real[0], sys.r.real[1] };
+    const int channels = (int)sys.p.dim_qk;
     uint16_t *const to[2] = { query_gradient(rs, 0), query_gradient(rs, 1) };
 #pragma unroll
     for (int n = 0; n < DIM / 8; n += TOGETHER) {
         row_fragments y, mean;
         ys.load(y, n);
-        load_lanes(mean, sys.vector(VECTOR_KBAR), n);
+        load_lanes(mean, kbar, n);
 #pragma unroll
         for (int k = 0; k < TOGETHER; k++) {
 #pragma unroll
             for (int row = 0; row < 2; row++) {
                 const float *const sums = &q[(n + k) / 8][(n + k) % 8][2 * row];
-                if (sys.r.real[row])
-                    store_channels((__nv_bfloat16 *)to[row], column_of(n + k, 0), (int)sys.p.dim_qk,
+                if (real[row])
+                    store_channels((__nv_bfloat16 *)to[row], column_of(n + k, 0), channels,
                                    scale * (sums[0] - inner[row] * mean[k][row].x) - y[k][row].x,
                                    scale * (sums[1] - inner[row] * mean[k][row].y) - y[k][row].y);
             }

@@ -8,8 +8,8 @@
 
 /* y of a block, which heavy_adjoint left, and do, which lies in its stage as it is in memory. */
 struct listed_source {
-    const row_pair &r;
-    const adjoint_row (&own)[2];
+    int row[2];
+    float unit[2]; /* of y */
     const float *solution;
     const __half *grad_o;
     bool is_f16;
@@ -18,9 +18,12 @@ struct listed_source {
     __device__ __forceinline__ void load_vector(row_fragments &x, const float *vector, int n) const
     {
         load_lanes(x, lane_vector{ (float *)vector + threadIdx.x }, n);
-        scale_fragments(x, { own[0].unit, own[1].unit });
+        scale_fragments(x, unit);
     }
-    __device__ __forceinline__ float2 grad(int n, int e) const { return wide_pair(grad_o, r, n, e, is_f16); }
+    __device__ __forceinline__ float2 grad(int n, int of) const
+    {
+        return wide_pair(grad_o, row[of], n, is_f16);
+    }
     /* The squares of drho. */
     template <int DIM> __device__ __forceinline__ void squares(float (&bb)[2]) const
     {
@@ -71,7 +74,10 @@ static __device__ __forceinline__ void rows_after_solution(pairs_shared<DIM, __h
     }
     barrier_wait(&sm.query_full, count.rows++ % 2);
     sys.lse_exact = __syncthreads_and(fabsf(lse2[0]) < EXACT_LSE && fabsf(lse2[1]) < EXACT_LSE);
-    const listed_source source = { r, own, heavy.vectors + sm.listed * listed_vectors<DIM>, grad_o,
+    const listed_source source = { { r.at[0], r.at[1] },
+                                   { own[0].unit, own[1].unit },
+                                   heavy.vectors + sm.listed * listed_vectors<DIM>,
+                                   grad_o,
                                    all.p.dtype == LOAM_F16 };
     float bb[2];
     source.squares<DIM>(bb);
