@@ -23,7 +23,7 @@ static row_arrays row_arrays_carve(const loam_problem *p, arena *pool)
                                                  local_row_states(p) / 4 + 1 +
                                                      heads * (sizeof(key_scale) / (4 * sizeof(int32_t))),
                                                  4 * sizeof(int32_t))
-                         : (int32_t *)arena_take(pool, (size_t)key_falls(*p), sizeof(int32_t));
+                         : (int32_t *)arena_take(pool, key_falls_and_blocks(*p), sizeof(int32_t));
     return rows;
 }
 
@@ -42,13 +42,13 @@ size_t local_backward_hopper_work(const loam_problem *p)
     return with_bulk_copies > without_bulk_copies ? with_bulk_copies : without_bulk_copies;
 }
 
-/* Falls begin at 0 (operand_fall.cuh). */
+/* Falls, and the number of blocks behind them, begin at 0 (operand_fall.cuh). */
 static loam_status clear_falls(const loam_problem *p, const loam_args *a, const row_arrays *rows,
                                loam_error *error)
 {
-    return cuda_check(
-        cudaMemsetAsync(rows->state, 0, (size_t)key_falls(*p) * sizeof *rows->state, (cudaStream_t)a->stream),
-        "cudaMemsetAsync", error);
+    const size_t bytes = ((size_t)key_falls(*p) + 1) * sizeof *rows->state;
+    return cuda_check(cudaMemsetAsync(rows->state, 0, bytes, (cudaStream_t)a->stream), "cudaMemsetAsync",
+                      error);
 }
 
 /* What the pass over rows has left in the workspace is read, and rows and heads are shared with query_kernel

@@ -36,9 +36,7 @@ enum {
     TERMS
 };
 
-/* Weights p of float16 are raised by so many powers of 2: what then is smaller than 2^-38 is lost, where
- * without it that would be 2^-24. */
-template <class T> constexpr float key_raise = is_half<T> ? 14.0f : 0.0f;
+template <class T> constexpr float key_raise = is_half<T> ? KEY_RAISE : 0;
 
 /* Powers of two that hold operands of float16 within its range: factors of ds and p E, and of p (1 - u)
  * where there is a probe. Where it is solved, of E, and of p (1 - u); error: of p E instead of the latter;

@@ -16,7 +16,7 @@
 #include "src/local/hopper/channels.cuh"
 #include "src/local/hopper/head_extremes.cuh"
 #include "src/local/hopper/heavy_work.cuh"
-#include "src/local/hopper/row_vectors.cuh"
+#include "src/local/hopper/row_records.cuh"
 
 /* Operands of the backward pass are bf16, but for blocks that row matrices have solved. */
 template <int DIM, bool DECAYED, class T = __nv_bfloat16> using pairs_system = block_system<DIM, DECAYED, T>;
@@ -63,12 +63,12 @@ struct rows_sums {
     float total[2];          /* sum ds of the thread's columns, where scores decay */
 };
 
-/* Blocks of float16 with 128 dimensions that steps in two parts have solved: the last sweep would leave these
- * steps too few registers. Number n of the list has place row_blocks - 1 - n of heavy_work, whose own list
- * begins at 0. */
+/* Blocks of float16 with 128 dimensions that a launch of steps in two parts has solved: the last sweep would
+ * leave these steps too few registers. Number n of the list has place row_blocks - 1 - n of heavy_work, whose
+ * own list begins at 0. gone: how many thread blocks of the launch have ended. */
 struct ended_blocks {
     int64_t *next;
-    unsigned long long *count;
+    unsigned long long *count, *gone;
     int32_t *block;
 };
 
@@ -80,13 +80,18 @@ struct rows_plan {
     row_pass_maps maps;
     half_copy copy;
     heavy_work heavy;
-    ended_blocks ended;
+    ended_blocks ended[2];   /* of the blocks with few keys, and of those that one part was not enough for */
     head_extremes *extremes; /* [batch][heads_kv]; of float16 */
 };
 
 /* Queues what follows from the solution of the blocks that row matrices have solved. The maps of the plan are
  * those of the copies in fp16. */
 loam_status rows_solved(const loam_problem *p, const loam_args *a, const rows_plan *plan, loam_error *error);
+
+/* Likewise of the first list of ended blocks, of a launch of so many thread blocks, beside the last blocks of
+ * the launch that has been queued after it, if any. */
+loam_status rows_ended(const loam_problem *p, const loam_args *a, const rows_plan *plan, int64_t launched,
+                       loam_error *error);
 
 /* Queues the launches for tiles of 256 channels. */
 loam_status rows_wide(const loam_problem *p, const loam_args *a, const rows_plan *plan, loam_error *error);
@@ -108,6 +113,7 @@ struct rows_launch {
 /* A copy of the system for one pass (system_in_registers), and what else the passes of backward need. */
 template <int DIM, bool DECAYED, class T = __nv_bfloat16> struct rows_system {
     static constexpr int dim = DIM;
+    typedef row_targets<T> row_queries;
     const row_pair r;
     const row_ridge ridge;
     const pairs_system<DIM, DECAYED, T> sys;
@@ -137,37 +143,21 @@ template <int DIM, bool DECAYED, class T = __nv_bfloat16> struct rows_system {
     {
         return local_row(&sys.p, &sys.block.s, sys.block.h, sys.block.i0 + r.at[row]);
     }
-    /* Channel c of the query, in units of the keys. */
-    __device__ __forceinline__ float target(int row, int c) const { return sys.target(row, c); }
-    /* Lambda of fragments from n on, and of element `at` of the thread's rows. */
-    __device__ __forceinline__ void load_lambda(row_fragments &x, int n) const
+    /* The query, in units of the keys. */
+    __device__ __forceinline__ row_targets<T> targets() const
     {
-        if (ridge.channels)
-            load_lanes(x, sys.vector(VECTOR_RIDGE), n);
-        else
-            fill_rows(x, ridge.number);
+        return { sys.sm.query, { r.at[0], r.at[1] }, { sys.query_unit[0], sys.query_unit[1] } };
     }
+    __device__ __forceinline__ row_lambdas lambdas() const
+    {
+        return { sys.vector(VECTOR_RIDGE), ridge.channels, { ridge.number[0], ridge.number[1] } };
+    }
+    /* Lambda of element `at` of the thread's rows. */
     __device__ __forceinline__ float lambda(int at) const
     {
         return ridge.channels ? sys.vector(VECTOR_RIDGE).get(at) : ridge.number[at / 2 % 2];
     }
 };
-
-/* A dense array of vectors of keys over rows. */
-template <class ROWS>
-static __device__ __forceinline__ row_vectors key_rows(const ROWS &rs, const void *array)
-{
-    return row_vectors(rs, array, rs.sys.p.dim_qk);
-}
-
-/* Where dq has the row; NULL where it is not wanted. */
-template <class ROWS> static __device__ __forceinline__ uint16_t *query_gradient(const ROWS &rs, int row)
-{
-    const loam_view &to = rs.sys.a.grad_q;
-    const row_block &block = rs.sys.block;
-    const int64_t token = block.s.q0 + block.i0 + rs.r.at[row];
-    return to.data ? (uint16_t *)to.data + LOCAL_AT(to, block.s.b, block.h, token) : NULL;
-}
 
 /* x in one fp16 part, but for its range. */
 static __device__ __forceinline__ float one_part(float x)
@@ -558,71 +548,6 @@ static __device__ __forceinline__ void store_directions(const rows_system<DIM, D
     }
 }
 
-/* Products of vectors of the thread's rows with each other, of its columns. */
-struct row_products {
-    float e[2], ridge[2], rho_kbar[2], y_kbar[2];
-
-    __device__ __forceinline__ void add(int row, const float2 &rho, const float2 &y, const float2 &mean,
-                                        const float2 &lambda)
-    {
-        ridge[row] -= y.x * rho.x + y.y * rho.y;
-        rho_kbar[row] += rho.x * mean.x + rho.y * mean.y;
-        y_kbar[row] += y.x * mean.x + y.y * mean.y;
-        e[row] -= y.x * rho.x * lambda.x + y.y * rho.y * lambda.y;
-    }
-};
-
-/* Where the gradient of the ridge has the row, in elements. */
-template <class ROWS> static __device__ __forceinline__ int64_t grad_ridge_at(const ROWS &rs, int row)
-{
-    const row_block &block = rs.sys.block;
-    return LOCAL_AT(rs.sys.a.grad_ridge, block.s.b, block.h, block.s.q0 + block.i0 + rs.r.at[row]);
-}
-
-/* Begins the record of a row, and writes its gradient of a ridge of the row. All lanes of the row call it. */
-template <class ROWS>
-static __device__ __forceinline__ row_scalars begin_record(const ROWS &rs, const row_products &sum, int row,
-                                                           float lse2)
-{
-    const loam_args &a = rs.sys.a;
-    const float ridge = rs.ridge.unit[row] * quad_sum(sum.ridge[row]);
-    row_scalars rec = {};
-    rec.lse = lse2 * 0.693147181f;
-    rec.rho_kbar = quad_sum(sum.rho_kbar[row]), rec.y_kbar = quad_sum(sum.y_kbar[row]);
-    rec.e = quad_sum(sum.e[row]), rec.unit = rs.ridge.unit[row];
-    rec.lo = rs.r.lo[row], rec.hi = rs.r.hi[row];
-    if (rs.r.real[row] && threadIdx.x % 4 == 0) {
-        rs.all.arrays.sums.ridge[rs.line(row)] = (double)ridge;
-        if (rs.sys.p.ridge_axes == LOAM_RIDGE_TOKEN && a.grad_ridge.data)
-            ((float *)a.grad_ridge.data)[grad_ridge_at(rs, row)] = ridge;
-    }
-    return rec;
-}
-
-/* The same of a ridge of each channel, from what y and rho are in memory. */
-template <class ROWS> static __device__ __forceinline__ void put_channel_ridges(const ROWS &rs)
-{
-    const loam_args &a = rs.sys.a;
-    if (rs.sys.p.ridge_axes != LOAM_RIDGE_CHANNEL || !a.grad_ridge.data) return;
-    const row_vectors rhos = key_rows(rs, rs.all.saved.rho), ys = key_rows(rs, rs.all.arrays.y);
-    const int64_t to[2] = { grad_ridge_at(rs, 0), grad_ridge_at(rs, 1) };
-#pragma unroll 1
-    for (int n = 0; n < ROWS::dim / 8; n += TOGETHER) {
-        row_fragments rho, y;
-        rhos.load(rho, n), ys.load(y, n);
-#pragma unroll
-        for (int k = 0; k < TOGETHER; k++) {
-#pragma unroll
-            for (int row = 0; row < 2; row++) {
-                const float unit = -rs.ridge.unit[row];
-                if (rs.r.real[row])
-                    store_pair(a.grad_ridge.data, LOAM_F32, to[row], column_of(n + k, 0), rs.sys.p.dim_qk,
-                               unit * (y[k][row].x * rho[k][row].x), unit * (y[k][row].y * rho[k][row].y));
-            }
-        }
-    }
-}
-
 /* Writes the tiles of y and rho, y itself and the gradient of the ridge; makes the records of the thread's
  * rows. */
 template <int PARTS, int DIM, bool DECAYED>
@@ -631,19 +556,22 @@ static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM, DEC
 {
     const pairs_system<DIM, DECAYED> &sys = rs.sys;
     const row_vectors rhos = key_rows(rs, rs.all.saved.rho), ys = key_rows(rs, rs.all.arrays.y);
+    const lane_vector kbar = sys.vector(VECTOR_KBAR);
+    const row_lambdas lambdas = rs.lambdas();
+    const int own[2] = { rs.r.at[0], rs.r.at[1] };
     row_products products = {};
 #pragma unroll 1
     for (int n = 0; n < DIM / 8; n += TOGETHER) {
         row_fragments rho, y, mean, lambda;
         rhos.load(rho, n);
-        load_lanes(mean, sys.vector(VECTOR_KBAR), n);
-        rs.load_lambda(lambda, n);
+        load_lanes(mean, kbar, n);
+        lambdas.load(lambda, n);
         load_solution<PARTS>(y, sys, cg, n);
 #pragma unroll
         for (int k = 0; k < TOGETHER; k++) {
 #pragma unroll
             for (int row = 0; row < 2; row++) {
-                const int at = swizzled(sys.r.at[row], column_of(n + k, 0));
+                const int at = swizzled(own[row], column_of(n + k, 0));
                 store_directions<PARTS>(rs, at, rho[k][row], y[k][row]);
                 products.add(row, rho[k][row], y[k][row], mean[k][row], lambda[k][row]);
             }
@@ -656,14 +584,6 @@ static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM, DEC
         rec[row].gbar = sum.gbar[row], rec[row].gbar_rest = sum.rest[row], rec[row].peak = sum.peak[row];
     }
     put_channel_ridges(rs);
-}
-
-template <class ROWS>
-static __device__ __forceinline__ void put_records(const ROWS &rs, const row_scalars (&rec)[2])
-{
-#pragma unroll
-    for (int row = 0; row < 2; row++)
-        if (rs.r.real[row] && threadIdx.x % 4 == 0) rs.all.arrays.record[rs.line(row)] = rec[row];
 }
 
 /* The constants of the pairs from the records of the rows. */
@@ -713,19 +633,22 @@ static __device__ __forceinline__ void put_query_gradient(const rows_system<DIM,
     const pairs_system<DIM, DECAYED> &sys = rs.sys;
     const row_vectors ys = key_rows(rs, rs.all.arrays.y);
     const float scale = (float)sys.p.scale;
+    const lane_vector kbar = sys.vector(VECTOR_KBAR);
+    const bool real[2] = { sys.r.real[0], sys.r.real[1] };
+    const int channels = (int)sys.p.dim_qk;
     uint16_t *const to[2] = { query_gradient(rs, 0), query_gradient(rs, 1) };
 #pragma unroll
     for (int n = 0; n < DIM / 8; n += TOGETHER) {
         row_fragments y, mean;
         ys.load(y, n);
-        load_lanes(mean, sys.vector(VECTOR_KBAR), n);
+        load_lanes(mean, kbar, n);
 #pragma unroll
         for (int k = 0; k < TOGETHER; k++) {
 #pragma unroll
             for (int row = 0; row < 2; row++) {
                 const float *const sums = &q[(n + k) / 8][(n + k) % 8][2 * row];
-                if (sys.r.real[row])
-                    store_channels((__nv_bfloat16 *)to[row], column_of(n + k, 0), (int)sys.p.dim_qk,
+                if (real[row])
+                    store_channels((__nv_bfloat16 *)to[row], column_of(n + k, 0), channels,
                                    scale * (sums[0] - inner[row] * mean[k][row].x) - y[k][row].x,
                                    scale * (sums[1] - inner[row] * mean[k][row].y) - y[k][row].y);
             }

@@ -12,12 +12,17 @@ static inline bool has_ended_blocks(const loam_problem *p)
     return p->dtype == LOAM_F16 && local_padded_dim(p) == 128;
 }
 
-static inline ended_blocks ended_blocks_carve(const loam_problem *p, arena *pool)
+/* The first list has been taken from when the second begins, so that both have the same memory. */
+enum { ENDED_COUNTERS = 2 * 3 };
+static inline void ended_blocks_carve(ended_blocks (&ended)[2], const loam_problem *p, arena *pool)
 {
-    if (!has_ended_blocks(p)) return ended_blocks{};
-    int64_t *const counters = (int64_t *)arena_take(pool, 2, sizeof(int64_t));
-    return { counters, (unsigned long long *)counters + 1,
-             (int32_t *)arena_take(pool, row_blocks(p), sizeof(int32_t)) };
+    if (!has_ended_blocks(p)) return;
+    int64_t *const counters = (int64_t *)arena_take(pool, ENDED_COUNTERS, sizeof(int64_t));
+    int32_t *const block = (int32_t *)arena_take(pool, row_blocks(p), sizeof(int32_t));
+    for (int n = 0; n < 2; n++) {
+        unsigned long long *const counts = (unsigned long long *)(counters + 3 * n);
+        ended[n] = { counters + 3 * n, counts + 1, counts + 2, block };
+    }
 }
 
 /* The copy in fp16, where it is needed, and what row matrices need lie behind the workspace of the adjoint solve in cuda/. */
@@ -29,7 +34,7 @@ static inline rows_plan rows_plan_of(const loam_problem *p, void *memory, size_t
     (void)arena_take(&pool, local_adjoint_cuda_work(p), 1);
     if (may_have_row_matrices(p)) plan.copy = half_copy_carve(p, &plan.work, &pool);
     plan.heavy = heavy_work_carve(p, &pool);
-    plan.ended = ended_blocks_carve(p, &pool);
+    ended_blocks_carve(plan.ended, p, &pool);
     if (p->dtype == LOAM_F16)
         plan.extremes = (head_extremes *)arena_take(&pool, (size_t)(p->batch * p->heads_kv),
                                                     sizeof(head_extremes));

@@ -8,9 +8,22 @@
 #include "src/local/hopper/backward_solution.cuh"
 #include "src/local/hopper/resident.cuh"
 
+/* The queries of the thread's rows, in units of the keys. */
+struct resident_queries {
+    const __nv_bfloat16 *at[2];
+    bool real[2];
+    float inverse;
+
+    __device__ __forceinline__ float get(int row, int c) const
+    {
+        return real[row] ? __bfloat162float(at[row][c]) * inverse : 0;
+    }
+};
+
 /* A block of rows as backward_solution.cuh has it. */
 template <int TILES> struct resident_rows {
     static constexpr int dim = TILE_SIDE;
+    typedef resident_queries row_queries;
     const row_pair &r;
     const row_ridge &ridge; /* in units of the inputs */
     const resident_system<TILES> &sys;
@@ -20,14 +33,19 @@ template <int TILES> struct resident_rows {
 
     __device__ __forceinline__ bool is_f16() const { return false; }
     __device__ __forceinline__ int64_t line(int row) const { return first + r.at[row]; }
-    __device__ __forceinline__ void load_lambda(row_fragments &x, int) const { fill_rows(x, ridge.number); }
-    __device__ __forceinline__ float target(int row, int c) const
+    __device__ __forceinline__ row_lambdas lambdas() const
     {
+        return { { NULL }, false, { ridge.number[0], ridge.number[1] } };
+    }
+    __device__ __forceinline__ resident_queries targets() const
+    {
+        resident_queries out = { {}, { r.real[0], r.real[1] }, power_inverse(sys.units.key) };
         const row_block &block = sys.block;
-        const int64_t at = LOCAL_AT(sys.a.q, block.s.b, block.h, block.s.q0 + block.i0 + r.at[row]) + c;
-        return r.real[row] ? __bfloat162float(((const __nv_bfloat16 *)sys.a.q.data)[at]) *
-                                 power_inverse(sys.units.key)
-                           : 0;
+#pragma unroll
+        for (int row = 0; row < 2; row++)
+            out.at[row] = (const __nv_bfloat16 *)sys.a.q.data +
+                          LOCAL_AT(sys.a.q, block.s.b, block.h, block.s.q0 + block.i0 + r.at[row]);
+        return out;
     }
 };
 
@@ -194,11 +212,11 @@ template <int TILES> struct resident_source {
         load_lanes(y, sys.x(), n);
         scale_fragments(y, unit);
     }
-    __device__ __forceinline__ float2 grad(int n, int e) const
+    __device__ __forceinline__ float2 grad(int n, int row) const
     {
         const float2 g = unpack_pair<__half>(
-            *(const uint32_t *)(sys.sm.rows + swizzled(sys.r.at[e / 2], column_of(n, e))));
-        return { rows.grad[e / 2] * g.x, rows.grad[e / 2] * g.y };
+            *(const uint32_t *)(sys.sm.rows + swizzled(sys.r.at[row], column_of(n, 0))));
+        return { rows.grad[row] * g.x, rows.grad[row] * g.y };
     }
 };
 
@@ -244,7 +262,7 @@ static __device__ __forceinline__ void put_resident_operands(const resident_rows
         for (int k = 0; k < TOGETHER; k++) {
 #pragma unroll
             for (int row = 0; row < 2; row++) {
-                const float2 g = source.grad(n + k, 2 * row);
+                const float2 g = source.grad(n + k, row);
                 rho.set(n + k, 2 * row, p[k][row].x, p[k][row].y);
                 y.set(n + k, 2 * row, x[k][row].x, x[k][row].y);
                 *(uint32_t *)(sys.sm.rows + swizzled(sys.r.at[row], column_of(n + k, 0))) = pack_pair<__half>(
@@ -339,14 +357,14 @@ static __device__ __forceinline__ void finish_adjoint(const resident_rows<TILES>
     resident_sweep(q, p_error, sys, units, pair_constants(rec, units, sys.p.ridge_unit == LOAM_RIDGE_MAX),
                    sums);
     const solved_centres centre = centres_of(sums, units);
-    const solved_output out = output_of(rs, units);
+    const solved_output<resident_rows<TILES>> out(rs, units);
     output_sums total = {};
 #pragma unroll
     for (int n = 0; n < FRAGMENTS; n += TOGETHER) {
         row_fragments ds, error;
         take_fragments(ds, q, n);
         take_fragments(error, p_error, n);
-        put_fragments(total, rs, n, ds, error, sums, centre, out);
+        put_fragments(total, out, n, ds, error, sums, centre);
     }
     put_row_sums<false>(rs, total.scale, centre);
     const float error2[2] = { quad_sum(total.error2[0]), quad_sum(total.error2[1]) };

@@ -207,8 +207,9 @@ static __device__ __forceinline__ bool load_means(const rows_system<DIM, DECAYED
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
     const row_vectors means = key_rows(rs, rs.all.saved.kbar), rhos = key_rows(rs, rs.all.saved.rho),
                       values(rs, rs.all.saved.vbar, sys.p.dim_v);
+    const int own[2] = { rs.r.at[0], rs.r.at[1] };
+    float gbar[2] = { 0, 0 };
     bool two_parts = false;
-    sum.gbar[0] = sum.gbar[1] = 0;
 #pragma unroll 1
     for (int n = 0; n < DIM / 8; n += TOGETHER) {
         row_fragments mean, rho, value;
@@ -219,13 +220,13 @@ static __device__ __forceinline__ bool load_means(const rows_system<DIM, DECAYED
         for (int k = 0; k < TOGETHER; k++) {
 #pragma unroll
             for (int row = 0; row < 2; row++) {
-                const int at = swizzled(rs.r.at[row], column_of(n + k, 0));
+                const int at = swizzled(own[row], column_of(n + k, 0));
                 const float2 grad = __bfloat1622float2(*(const __nv_bfloat162 *)(sys.sm.direction[0] + at));
-                sum.gbar[row] += grad.x * value[k][row].x + grad.y * value[k][row].y;
+                gbar[row] += grad.x * value[k][row].x + grad.y * value[k][row].y;
             }
         }
     }
-    sum.gbar[0] = quad_sum(sum.gbar[0]), sum.gbar[1] = quad_sum(sum.gbar[1]);
+    sum.gbar[0] = quad_sum(gbar[0]), sum.gbar[1] = quad_sum(gbar[1]);
     return two_parts;
 }
 

@@ -131,47 +131,59 @@ struct solved_rows {
     }
 };
 
+/* What add_solved reads of the rows, and where their y goes. */
+template <class ROWS> struct solved_input {
+    row_vectors rho, mean, value, y;
+    typename ROWS::row_queries query;
+    row_lambdas lambda;
+    float key;
+
+    __device__ __forceinline__ solved_input(const ROWS &rs)
+        : rho(key_rows(rs, rs.all.saved.rho)), mean(key_rows(rs, rs.all.saved.kbar)),
+          value(rs, rs.all.saved.vbar, rs.sys.p.dim_v), y(key_rows(rs, rs.all.arrays.y)), query(rs.targets()),
+          lambda(rs.lambdas()), key(rs.sys.units.key)
+    {
+    }
+};
+
 /* Adds fragments from n on to the sums, and writes their y to its array. */
 template <class ROWS, class SOURCE>
-static __device__ __forceinline__ void add_solved(solved_rows &sum, const ROWS &rs, const SOURCE &source,
-                                                  const row_vectors &rhos, const row_vectors &means,
-                                                  const row_vectors &values, const row_vectors &ys, int n)
+static __device__ __forceinline__ void add_solved(solved_rows &sum, const solved_input<ROWS> &in,
+                                                  const SOURCE &source, int n)
 {
-    const float key = rs.sys.units.key;
     row_fragments rho, mean, value, lambda, y;
-    rhos.load(rho, n), means.load(mean, n), values.load(value, n);
-    rs.load_lambda(lambda, n);
+    in.rho.load(rho, n), in.mean.load(mean, n), in.value.load(value, n);
+    in.lambda.load(lambda, n);
     source.load(y, n);
 #pragma unroll
     for (int k = 0; k < TOGETHER; k++) {
 #pragma unroll
         for (int row = 0; row < 2; row++) {
             const int c = column_of(n + k, 0);
-            const float2 b = { mean[k][row].x - key * rs.target(row, c),
-                               mean[k][row].y - key * rs.target(row, c + 1) };
+            const float2 b = { mean[k][row].x - in.key * in.query.get(row, c),
+                               mean[k][row].y - in.key * in.query.get(row, c + 1) };
             sum.rho.add(row, rho[k][row]), sum.y.add(row, y[k][row]);
             sum.products.add(row, rho[k][row], y[k][row], mean[k][row], lambda[k][row]);
             sum.add_b(row, b, rho[k][row], lambda[k][row]);
-            sum.add_grad(row, source.grad(n + k, 2 * row), value[k][row]);
+            sum.add_grad(row, source.grad(n + k, row), value[k][row]);
         }
     }
-    ys.store(y, n);
+    in.y.store(y, n);
 }
 
 /* What the rows have once, and their units and norms; y goes to its array, and its gradient of the ridge.
- * source.load(y, n): fragments of y from n on; source.grad(n, e): elements e and e + 1 of fragment n of do. */
+ * source.load(y, n): fragments of y from n on; source.grad(n, row): fragment n of do of a row. */
 template <class ROWS, class SOURCE>
 static __device__ __forceinline__ solved_units load_solved(const ROWS &rs, const SOURCE &source,
                                                            const adjoint_row (&own)[2],
                                                            const float (&lse2)[2], const float (&largest)[2],
                                                            row_scalars (&rec)[2], row_norms (&norms)[2])
 {
-    const row_vectors rhos = key_rows(rs, rs.all.saved.rho), means = key_rows(rs, rs.all.saved.kbar),
-                      values(rs, rs.all.saved.vbar, rs.sys.p.dim_v), ys = key_rows(rs, rs.all.arrays.y);
+    const solved_input<ROWS> in(rs);
     solved_rows sum = {};
 #pragma unroll 1
     for (int n = 0; n < ROWS::dim / 8; n += TOGETHER)
-        add_solved(sum, rs, source, rhos, means, values, ys, n);
+        add_solved(sum, in, source, n);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         rec[row] = begin_record(rs, sum.products, row, lse2[row]);
@@ -285,29 +297,29 @@ static __device__ __forceinline__ solved_centres centres_of(const solved_sums &s
     return out;
 }
 
-/* What the sums of the sweep become dq by, and the vectors of the rows that this takes. */
-struct solved_output {
+/* What the sums of the sweep become dq by, what this takes of the rows, and where dq goes. */
+template <class ROWS> struct solved_output {
     row_vectors mean, rho, y;
+    typename ROWS::row_queries query;
+    row_lambdas lambda;
     uint16_t *to[2];
-    float weight[2], gradient[2];
-};
+    bool is_f16, real[2];
+    int channels;
+    float key, scale, weight[2], gradient[2];
 
-template <class ROWS>
-static __device__ __forceinline__ solved_output output_of(const ROWS &rs, const solved_units &units)
-{
-    solved_output out = { key_rows(rs, rs.all.saved.kbar),
-                          key_rows(rs, rs.all.saved.rho),
-                          key_rows(rs, rs.all.arrays.y),
-                          { query_gradient(rs, 0), query_gradient(rs, 1) },
-                          {},
-                          {} };
+    __device__ __forceinline__ solved_output(const ROWS &rs, const solved_units &units)
+        : mean(key_rows(rs, rs.all.saved.kbar)), rho(key_rows(rs, rs.all.saved.rho)),
+          y(key_rows(rs, rs.all.arrays.y)), query(rs.targets()), lambda(rs.lambdas()), is_f16(rs.is_f16()),
+          channels((int)rs.sys.p.dim_qk), key(rs.sys.units.key), scale((float)rs.sys.p.scale)
+    {
 #pragma unroll
-    for (int row = 0; row < 2; row++) {
-        out.weight[row] = rs.sys.units.key * units.error[row] * power_of_two(-units.weight_log2[row]);
-        out.gradient[row] = out.weight[row] * power_inverse(units.gradient[row]);
+        for (int row = 0; row < 2; row++) {
+            to[row] = query_gradient(rs, row), real[row] = rs.r.real[row];
+            weight[row] = key * units.error[row] * power_of_two(-units.weight_log2[row]);
+            gradient[row] = weight[row] * power_inverse(units.gradient[row]);
+        }
     }
-    return out;
-}
+};
 
 /* Sums over the columns of the thread: the square of the residual of y; x . ds for the gradient of the
  * scale. */
@@ -317,10 +329,11 @@ struct output_sums {
 
 /* One column of sum ds kappa, and adds to the residual, from the sums q and r of the sweep. cov: of Cov rho;
  * ridge: of Lambda y. */
+template <class ROWS>
 static __device__ __forceinline__ float solved_gradient(output_sums &total, int row, float q, float r,
                                                         float kbar, float cov, float ridge,
                                                         const solved_sums &sum, const solved_centres &centre,
-                                                        const solved_output &out)
+                                                        const solved_output<ROWS> &out)
 {
     const float from_mean = out.weight[row] * (r - sum.weight[row] * kbar), rest = from_mean + ridge;
     total.error2[row] += rest * rest;
@@ -330,32 +343,31 @@ static __device__ __forceinline__ float solved_gradient(output_sums &total, int 
 
 /* Writes fragments of dq from n on, from the sums q and r of the sweep. */
 template <class ROWS>
-static __device__ __forceinline__ void put_fragments(output_sums &total, const ROWS &rs, int n,
-                                                     const row_fragments &q, const row_fragments &r,
-                                                     const solved_sums &sum, const solved_centres &centre,
-                                                     const solved_output &out)
+static __device__ __forceinline__ void put_fragments(output_sums &total, const solved_output<ROWS> &out,
+                                                     int n, const row_fragments &q, const row_fragments &r,
+                                                     const solved_sums &sum, const solved_centres &centre)
 {
-    const float key = rs.sys.units.key, inverse = power_inverse(key), scale = (float)rs.sys.p.scale;
+    const float key = out.key, inverse = power_inverse(key), scale = out.scale;
     row_fragments mean, rho, y, lambda;
     out.mean.load(mean, n), out.rho.load(rho, n), out.y.load(y, n);
-    rs.load_lambda(lambda, n);
+    out.lambda.load(lambda, n);
 #pragma unroll
     for (int k = 0; k < TOGETHER; k++) {
 #pragma unroll
         for (int row = 0; row < 2; row++) {
             const int c = column_of(n + k, 0);
             const float2 m = mean[k][row], p = rho[k][row], x = y[k][row], l = lambda[k][row],
-                         target = { rs.target(row, c), rs.target(row, c + 1) };
+                         target = { out.query.get(row, c), out.query.get(row, c + 1) };
             const float2 ds = {
                 solved_gradient(total, row, q[k][row].x, r[k][row].x, inverse * m.x,
                                 m.x - key * target.x - l.x * p.x, l.x * x.x, sum, centre, out),
                 solved_gradient(total, row, q[k][row].y, r[k][row].y, inverse * m.y,
                                 m.y - key * target.y - l.y * p.y, l.y * x.y, sum, centre, out)
             };
-            if (!rs.r.real[row]) continue;
+            if (!out.real[row]) continue;
             total.scale[row] += ds.x * target.x + ds.y * target.y;
             if (out.to[row])
-                store_channels(out.to[row], rs.is_f16(), c, (int)rs.sys.p.dim_qk, scale * ds.x - x.x,
+                store_channels(out.to[row], out.is_f16, c, out.channels, scale * ds.x - x.x,
                                scale * ds.y - x.y);
         }
     }

@@ -10,11 +10,10 @@
 
 template <int DIM, bool DECAYED> using solved_system = rows_system<DIM, DECAYED, __half>;
 
-/* Elements e and e + 1 of fragment n of a tile of rows of the problem in the memory of fp16. */
-static __device__ __forceinline__ float2 wide_pair(const __half *tile, const row_pair &r, int n, int e,
-                                                   bool is_f16)
+/* Columns of fragment n of row `at` of a tile of rows of the problem in the memory of fp16. */
+static __device__ __forceinline__ float2 wide_pair(const __half *tile, int at, int n, bool is_f16)
 {
-    return unpack_16_bits(*(const uint32_t *)(tile + swizzled(r.at[e / 2], column_of(n, e))), is_f16);
+    return unpack_16_bits(*(const uint32_t *)(tile + swizzled(at, column_of(n, 0))), is_f16);
 }
 
 /* The operands of the rows in shared memory. */
@@ -24,7 +23,8 @@ static __device__ __forceinline__ void put_operands(const solved_system<DIM, DEC
 {
     __half *const grad_o = rs.stage(pair_stages<DIM>::grad_o);
     const float grad[2] = { power_inverse(units.grad[0]), power_inverse(units.grad[1]) };
-    narrow_tile<DIM>(grad_o, grad_o, rs.r, grad, rs.sys.p.dtype == LOAM_F16);
+    const row_pair own = rs.r;
+    narrow_tile<DIM>(grad_o, grad_o, own, grad, rs.sys.p.dtype == LOAM_F16);
     const row_vectors rhos = key_rows(rs, rs.all.saved.rho);
     const float probe[2] = { power_inverse(units.probe[0]), power_inverse(units.probe[1]) },
                 solution[2] = { power_inverse(units.solution[0]), power_inverse(units.solution[1]) };
@@ -38,7 +38,7 @@ static __device__ __forceinline__ void put_operands(const solved_system<DIM, DEC
 #pragma unroll
             for (int row = 0; row < 2; row++) {
                 const float2 a = rho[k][row], b = y[k][row];
-                store_directions<PARTS>(rs, swizzled(rs.r.at[row], column_of(n + k, 0)),
+                store_directions<PARTS>(rs, swizzled(own.at[row], column_of(n + k, 0)),
                                         { probe[row] * a.x, probe[row] * a.y },
                                         { solution[row] * b.x, solution[row] * b.y });
             }
@@ -221,14 +221,15 @@ static __device__ __forceinline__ void put_rows(float (&error2)[2], const solved
                                                 const solved_sums &sums, const solved_centres &centre,
                                                 const solved_units &units)
 {
-    const solved_output out = output_of(rs, units);
+    const solved_output<solved_system<DIM, DECAYED>> out(rs, units);
+    const lane_vector of_ds = rs.sys.vector(VECTOR_Q_SUM), of_error = rs.sys.vector(VECTOR_R_SUM);
     output_sums total = {};
 #pragma unroll 1
     for (int n = 0; n < DIM / 8; n += TOGETHER) {
         row_fragments q, r;
-        load_lanes(q, rs.sys.vector(VECTOR_Q_SUM), n);
-        load_lanes(r, rs.sys.vector(VECTOR_R_SUM), n);
-        put_fragments(total, rs, n, q, r, sums, centre, out);
+        load_lanes(q, of_ds, n);
+        load_lanes(r, of_error, n);
+        put_fragments(total, out, n, q, r, sums, centre);
     }
     error2[0] = quad_sum(total.error2[0]), error2[1] = quad_sum(total.error2[1]);
     put_row_sums<DECAYED>(rs, total.scale, centre);

@@ -40,6 +40,41 @@ static __device__ __forceinline__ void store_lanes(const lane_vector &to, const 
         }
     }
 }
+static __device__ __forceinline__ void fill_fragments(row_fragments &x, const float (&number)[2])
+{
+#pragma unroll
+    for (int k = 0; k < TOGETHER; k++)
+        x[k][0] = { number[0], number[0] }, x[k][1] = { number[1], number[1] };
+}
+
+/* The queries of the thread's rows in shared memory. This and what follows are copies for loops: what a
+ * kernel knows of its rows lies in memory, and behind a store each use of it would be a load. */
+template <class T> struct row_targets {
+    const T *query;
+    int at[2];
+    float unit[2];
+
+    __device__ __forceinline__ float get(int row, int c) const
+    {
+        return tile_value(query[swizzled(at[row], c)]) * (is_half<T> ? unit[row] : 1);
+    }
+};
+
+/* Lambda of the thread's rows: of each channel a number in the scratch, or one of the row. */
+struct row_lambdas {
+    lane_vector channels;
+    bool by_channel;
+    float number[2];
+
+    __device__ __forceinline__ void load(row_fragments &x, int n) const
+    {
+        if (by_channel)
+            load_lanes(x, channels, n);
+        else
+            fill_fragments(x, number);
+    }
+};
+
 static __device__ __forceinline__ void scale_fragments(row_fragments &x, const float (&factor)[2])
 {
 #pragma unroll
@@ -48,12 +83,6 @@ static __device__ __forceinline__ void scale_fragments(row_fragments &x, const f
         for (int row = 0; row < 2; row++)
             x[k][row] = { factor[row] * x[k][row].x, factor[row] * x[k][row].y };
     }
-}
-static __device__ __forceinline__ void fill_rows(row_fragments &x, const float (&number)[2])
-{
-#pragma unroll
-    for (int k = 0; k < TOGETHER; k++)
-        x[k][0] = { number[0], number[0] }, x[k][1] = { number[1], number[1] };
 }
 
 /* An array of float. ROWS knows the rows: line() is the index of one in the array. */
