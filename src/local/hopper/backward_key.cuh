@@ -13,7 +13,7 @@ static __device__ __forceinline__ const int32_t *first_state(const loam_problem 
                                                              const key_block &block, unsigned n)
 {
     const int64_t last = (p.len_q + ROWS - 1) / ROWS - 1, sequence = n / p.heads_kv % p.batch;
-    return arrays.state ? arrays.state + (last * p.batch + sequence) * p.heads_q + block.first_head : NULL;
+    return arrays.state + (last * p.batch + sequence) * p.heads_q + block.first_head;
 }
 
 template <class S> static __device__ __forceinline__ void init_barriers(key_pass_shared<S> &sm)
@@ -39,7 +39,8 @@ template <class S> struct key_task {
     __device__ __forceinline__ key_task(const loam_problem &p, const loam_args &a, const row_arrays &arrays,
                                         unsigned n)
         : block(key_block_at<S::rows>(p, a, n, S::queries)),
-          v(key_view_of(p, block.s, S::solved ? first_state(p, arrays, block, n) : NULL)),
+          v(key_view_of(p, block.s,
+                        S::solved && (!S::apart || arrays.state) ? first_state(p, arrays, block, n) : NULL)),
           t{ block.first, 0, (int)(block.tiles * (p.heads_q / p.heads_kv)) },
           fold(key_folds_of<S>(p, arrays, block, n))
     {

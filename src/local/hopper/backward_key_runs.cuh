@@ -142,7 +142,7 @@ static __device__ __forceinline__ void masked_parts(key_gradients<S> &sum, key_r
 template <class S> static __device__ __forceinline__ int count_one_part_rows(const key_runner<S> &wg)
 {
     const int i = wg.t.i + (int)(threadIdx.x % 32) * ROWS;
-    const bool two_parts = i < wg.v.nq && needs_two_parts(wg.v, wg.t.head, i);
+    const bool two_parts = i < wg.v.nq && needs_two_parts<S>(wg.v, wg.t.head, i);
     const unsigned any = __ballot_sync(0xffffffffu, two_parts);
     return warp_uniform((any ? __ffs((int)any) - 1 : 32) * ROWS - (any % 2 ? 0 : wg.t.i % ROWS));
 }

@@ -140,8 +140,8 @@ struct key_view {
     int nq, nk, low, up;
     bool packed;
     /* The state (ROWS_ONE_PART ..) of the first 64 rows of the sequence in the first head of the group; that
-     * of each next 64 rows is `step` entries before. NULL where no probe is solved, or all rows are
-     * pending. */
+     * of each next 64 rows is `step` entries before. NULL where no probe is solved, or, beyond 128
+     * channels, all rows are pending. */
     const int32_t *state;
     int step;
 };
@@ -175,9 +175,9 @@ static __device__ __forceinline__ void advance(tile_walk &t, const key_block &bl
 }
 
 /* Did the pass over rows need more than one part for query i of a head of the group? */
-static __device__ __forceinline__ bool needs_two_parts(const key_view &v, int head, int i)
+template <class S> static __device__ __forceinline__ bool needs_two_parts(const key_view &v, int head, int i)
 {
-    return !v.state || v.state[head - (int64_t)(i / ROWS) * v.step] != ROWS_ONE_PART;
+    return (S::apart && !v.state) || v.state[head - (int64_t)(i / ROWS) * v.step] != ROWS_ONE_PART;
 }
 
 /* Does any query of the tile from query i on see any of the keys j .. j + 63? */
@@ -226,7 +226,8 @@ __global__ void __launch_bounds__(256)
 {
     constexpr int channels = DIM / 32;
     const row_block block = row_block_at(p, a, blockIdx.x);
-    const bool two_parts = block.rows > 0 && (!arrays.state || arrays.state[blockIdx.x] != ROWS_ONE_PART);
+    const bool two_parts = block.rows > 0 &&
+                           ((DIM > 128 && !arrays.state) || arrays.state[blockIdx.x] != ROWS_ONE_PART);
     const int64_t first = block.rows > 0 ? local_row(&p, &block.s, block.h, block.i0) : 0;
 #pragma unroll 2
     for (int r = threadIdx.x / 32; r < block.rows; r += 8) {
@@ -318,7 +319,7 @@ static __device__ __forceinline__ void produce_tiles(key_pass_shared<S> &sm, con
     }
     unsigned directions = 0;
     for (; t.left > 0; advance<S::queries>(t, block)) {
-        const bool two_parts = S::solved && needs_two_parts(v, t.head, t.i);
+        const bool two_parts = S::solved && needs_two_parts<S>(v, t.head, t.i);
         load_stages(sm, maps, block, t, two_parts, count, directions);
     }
 }
@@ -376,7 +377,7 @@ static __device__ __forceinline__ void produce_terms(key_pass_shared<S> &sm, con
 {
     const int lane = threadIdx.x % 32;
     for (; t.left > 0; advance<S::queries>(t, block)) {
-        const bool two_parts = S::solved && needs_two_parts(v, t.head, t.i);
+        const bool two_parts = S::solved && needs_two_parts<S>(v, t.head, t.i);
         const unsigned stage = count % S::stages;
         if (turn > 0) {
             turn--, count += 1 + (two_parts && !S::apart);
