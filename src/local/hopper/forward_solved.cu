@@ -444,8 +444,7 @@ static loam_status launch_pass(const loam_problem *p, const loam_args *a, const 
                                const solve_work *work, const half_copy *copy, const heavy_work *heavy,
                                const qkv_maps *maps, bool listed, loam_error *error)
 {
-    const int64_t blocks = (int64_t)row_blocks(p), resident = solver_blocks<DIM> * solve_multiprocessors(),
-                  most = resident < work->scratches ? resident : work->scratches;
+    const int64_t blocks = (int64_t)row_blocks(p), most = most_solver_blocks<DIM>(*work);
     const bool clusters = is_segmented<PARTS, DIM, DECAYED> && blocks <= solve_multiprocessors();
     const int64_t grid = clusters ? blocks * SEGMENTS : most < blocks ? most : blocks;
     const unsigned cluster = clusters ? SEGMENTS : 1;
