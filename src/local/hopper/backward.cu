@@ -66,7 +66,7 @@ static loam_status keys_solved_half(const loam_problem *p, const loam_args *a, c
 loam_status local_backward_hopper(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     if (!local_backward_hopper_reads(p, a)) return local_backward_cuda(p, a, error);
-    const bool f16 = p->dtype == LOAM_F16, wide = p->dim_qk > 128 || p->dim_v > 128;
+    const bool f16 = p->dtype == LOAM_F16, wide = local_padded_dim(p) > 128;
     arena pool = { (char *)a->work, 0 };
     const row_arrays rows = row_arrays_carve(p, &pool);
     void *const memory = (char *)a->work + pool.used;
@@ -76,10 +76,11 @@ loam_status local_backward_hopper(const loam_problem *p, const loam_args *a, loa
         : solved      ? local_rows_solved_hopper(p, a, &rows, memory, error)
         : f16         ? local_rows_given_half_hopper(p, a, &rows, error)
                       : local_rows_given_hopper(p, a, &rows, error));
-    TRY(solved && f16 ? keys_solved_half(p, a, &rows, memory, error)
-        : wide        ? local_keys_shared_hopper(p, a, &rows, error)
-        : f16         ? local_keys_half_hopper(p, a, &rows, error)
-                      : local_keys_hopper(p, a, &rows, memory, error));
+    TRY(solved && f16    ? keys_solved_half(p, a, &rows, memory, error)
+        : solved && wide ? local_keys_solved_wide_hopper(p, a, &rows, memory, error)
+        : wide           ? local_keys_shared_hopper(p, a, &rows, error)
+        : f16            ? local_keys_half_hopper(p, a, &rows, error)
+                         : local_keys_hopper(p, a, &rows, memory, error));
     TRY(local_row_sums_cuda(p, a, &rows, error));
     return loam_succeed(error);
 }

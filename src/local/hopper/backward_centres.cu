@@ -7,6 +7,7 @@
  * found it. Rows that fp16 parts, or float64, have solved know the mean of other products: here those among
  * them with large ones get that of the pass over keys.
  */
+#include "src/local/cuda/launch.cuh"
 #include "src/local/cuda/solve_work.cuh"
 #include "src/local/hopper/backward_centres.cuh"
 
@@ -67,7 +68,7 @@ static __device__ __forceinline__ void centre_block(pairs_shared<DIM> &sm, const
 }
 
 template <int DIM, bool DECAYED>
-__global__ void __launch_bounds__(THREADS, 2)
+__global__ void __launch_bounds__(THREADS, solver_blocks<DIM>)
     probe_centres_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                          const __grid_constant__ rows_plan plan)
 {
@@ -98,7 +99,10 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const rows_
 
 loam_status probe_centres(const loam_problem *p, const loam_args *a, const rows_plan *plan, loam_error *error)
 {
-    if (local_padded_dim(p) == 64)
-        return p->decay ? launch<64, true>(p, a, plan, error) : launch<64, false>(p, a, plan, error);
-    return p->decay ? launch<128, true>(p, a, plan, error) : launch<128, false>(p, a, plan, error);
+    return by_dim(
+        p,
+        [&](auto dim) {
+            constexpr int DIM = decltype(dim)::value;
+            return p->decay ? launch<DIM, true>(p, a, plan, error) : launch<DIM, false>(p, a, plan, error);
+        });
 }

@@ -93,6 +93,9 @@ loam_status rows_solved(const loam_problem *p, const loam_args *a, const rows_pl
 loam_status rows_ended(const loam_problem *p, const loam_args *a, const rows_plan *plan, int64_t launched,
                        loam_error *error);
 
+/* Queues the launches for tiles of 256 channels. */
+loam_status rows_wide(const loam_problem *p, const loam_args *a, const rows_plan *plan, loam_error *error);
+
 /* What all blocks of a launch share. */
 struct rows_launch {
     const loam_problem &p;
@@ -124,6 +127,13 @@ template <int DIM, bool DECAYED, class T = __nv_bfloat16> struct rows_system {
     }
     __device__ __forceinline__ bool is_f16() const { return sys.p.dtype == LOAM_F16; }
     __device__ __forceinline__ T *stage(unsigned n) const { return sys.sm.stage[n]; }
+    /* The same for products, and the queries and a part of the direction. */
+    __device__ __forceinline__ const T *operand(unsigned n) const { return operand_tile<DIM>(stage(n)); }
+    __device__ __forceinline__ const T *queries() const { return operand_tile<DIM>(sys.sm.query); }
+    __device__ __forceinline__ const T *direction(int part) const
+    {
+        return operand_tile<DIM>(sys.sm.direction[part]);
+    }
     __device__ __forceinline__ uint64_t *full(unsigned n) const
     {
         return ((pair_barriers<DIM> *)((char *)&sys.sm + pair_barriers_at<DIM>))->full + n;
@@ -166,13 +176,14 @@ static __device__ __forceinline__ void load_row_tile(const pairs_system<DIM, DEC
 }
 
 /* Adds the weights, as rounded to their parts, to total: sums of the thread's columns. */
-template <int PARTS, class T>
-static __device__ __forceinline__ void add_weights(float (&total)[2], const weights_operand<PARTS, 4, T> &w)
+template <int PARTS, int STEPS, class T>
+static __device__ __forceinline__ void add_weights(float (&total)[2],
+                                                   const weights_operand<PARTS, STEPS, T> &w)
 {
 #pragma unroll
     for (int part = PARTS - 1; part >= 0; part--) {
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
+        for (int k = 0; k < STEPS; k++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const float2 pair = unpack_pair<T>(w.part[part][k][e]);
@@ -222,7 +233,7 @@ template <int DIM, bool DECAYED, unsigned STAGES, bool VALUES, class T = __nv_bf
             __syncthreads();
         }
         waited++;
-        return rs.stage(stage);
+        return rs.operand(stage);
     }
     /* All products with the first `used` tiles have ended: their stages are filled again. */
     __device__ __forceinline__ void release(unsigned used)
@@ -269,14 +280,14 @@ static __device__ __forceinline__ float score_weight(const pairs_system<DIM, DEC
 }
 
 /* The products s = q . k become p (SCALED: are kept), and g = do . v + y . k becomes p E. */
-template <bool SCALED, int DIM, bool DECAYED>
-static __device__ __forceinline__ void pair_errors(float (&s)[8][4], float (&g)[8][4],
+template <bool SCALED, int BLOCKS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void pair_errors(float (&s)[BLOCKS][4], float (&g)[BLOCKS][4],
                                                    const pairs_system<DIM, DECAYED> &sys,
                                                    const pair_rows &own, int j)
 {
-    if (!SCALED) score_weights(s, sys, j);
+    if constexpr (!SCALED) score_weights(s, sys, j);
 #pragma unroll
-    for (int n = 0; n < 8; n++) {
+    for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const float p = SCALED ? score_weight(sys, s[n][e], e / 2, j + column_of(n, e)) : s[n][e];
@@ -286,14 +297,14 @@ static __device__ __forceinline__ void pair_errors(float (&s)[8][4], float (&g)[
 }
 
 /* The products u = rho . k become ds, from f = p E and s, which is p (SCALED: q . k). */
-template <int PARTS, bool SCALED, int DIM, bool DECAYED>
-static __device__ __forceinline__ void pair_gradients(float (&u)[8][4], const float (&s)[8][4],
-                                                      const float (&f)[8][4],
+template <int PARTS, bool SCALED, int BLOCKS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void pair_gradients(float (&u)[BLOCKS][4], const float (&s)[BLOCKS][4],
+                                                      const float (&f)[BLOCKS][4],
                                                       const pairs_system<DIM, DECAYED> &sys,
                                                       const pair_rows &own, rows_sums &sum, int j)
 {
 #pragma unroll
-    for (int n = 0; n < 8; n++) {
+    for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int row = e / 2;
@@ -304,7 +315,7 @@ static __device__ __forceinline__ void pair_gradients(float (&u)[8][4], const fl
     }
     if (own.by_max) {
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
+        for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 u[n][e] += j + column_of(n, e) == own.peak[e / 2] ? own.at_peak[e / 2] : 0;
@@ -312,7 +323,7 @@ static __device__ __forceinline__ void pair_gradients(float (&u)[8][4], const fl
     }
     if constexpr (DECAYED) {
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
+        for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 sum.total[e / 2] += u[n][e];
@@ -320,7 +331,7 @@ static __device__ __forceinline__ void pair_gradients(float (&u)[8][4], const fl
     }
     if (SCALED) {
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
+        for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int row = e / 2;
@@ -412,10 +423,10 @@ static __device__ __forceinline__ void multiply_two_parts(float (&u)[8][4], floa
                                                           const rows_system<DIM, DECAYED> &rs,
                                                           const __nv_bfloat16 *keys, bool add)
 {
-    more_rows<DIM>(u, rs.stage(pair_stages<DIM>::rho), keys, false);
-    more_rows<DIM>(u, rs.sys.sm.direction[1], keys, true);
-    more_rows<DIM>(t, rs.stage(pair_stages<DIM>::y), keys, add);
-    more_rows<DIM>(t, rs.sys.sm.direction[0], keys, true);
+    more_rows<DIM>(u, rs.operand(pair_stages<DIM>::rho), keys, false);
+    more_rows<DIM>(u, rs.direction(1), keys, true);
+    more_rows<DIM>(t, rs.operand(pair_stages<DIM>::y), keys, add);
+    more_rows<DIM>(t, rs.direction(0), keys, true);
 }
 
 /* rho_rest and y_rest: the means of u and t under p, which are the errors of the centres rho_kbar and y_kbar.
@@ -432,7 +443,7 @@ static __device__ __forceinline__ void centre_errors(row_scalars (&rec)[2],
         const int j = stream.key_of(stream.waited);
         const __nv_bfloat16 *const keys = stream.wait();
         float s[8][4], u[8][4], t[8][4];
-        multiply_rows<DIM>(s, sys.sm.query, keys, false);
+        multiply_rows<DIM>(s, rs.queries(), keys, false);
         multiply_two_parts(u, t, rs, keys, false);
         wgmma_commit();
         wgmma_wait<0>();
@@ -670,67 +681,6 @@ static __device__ __forceinline__ void put_pairs(const rows_system<DIM, DECAYED>
         }
     }
     if (a.grad_q.data) put_query_gradient(rs, q, inner);
-}
-
-/* The last sweep of a block in one part. True where the solve is accepted: all results of the rows are then
- * written. */
-template <int DIM, bool DECAYED>
-static __device__ __forceinline__ bool finish_rows_one_part(const rows_system<DIM, DECAYED> &rs,
-                                                            const cg_rows &cg, const bool (&wanted)[2],
-                                                            const cg_tolerance &tolerance, rows_sums &sum)
-{
-    const pairs_system<DIM, DECAYED> &sys = rs.sys;
-    float q[DIM / TILE_SIDE][8][4], r[DIM / TILE_SIDE][8][4];
-    float inner[2] = { 0, 0 }, total[2] = { 0, 0 }, error2[2] = { 0, 0 }, residual;
-    row_scalars rec[2];
-    begin_pairs<1>(rs, cg, sum, rec);
-    put_records(rs, rec);
-    const pair_rows own = pair_rows_of<1>(sys, rec);
-    if (DIM > 64 || !sys.a.grad_scale)
-        pair_sums_one_part<false>(q, r, inner, total, rs, own, sum);
-    else if constexpr (DIM == 64)
-        pair_sums_one_part<true>(q, r, inner, total, rs, own, sum);
-    const lane_vector kbar = sys.vector(VECTOR_KBAR);
-    const float inverse[2] = { 1 / (cg.unit[0] * cg.unit[0]), 1 / (cg.unit[1] * cg.unit[1]) };
-    total[0] = quad_sum(total[0]), total[1] = quad_sum(total[1]);
-#pragma unroll
-    for (int n = 0; n < DIM / 8; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-            const float2 y = direction_pair<1>(sys, n, e);
-#pragma unroll
-            for (int s = 0; s < 2; s++) {
-                const int row = e / 2;
-                const float rest = r[n / 8][n % 8][e + s] - total[row] * kbar.get(4 * n + e + s) +
-                                   rs.lambda(4 * n + e + s) * (s ? y.y : y.x);
-                error2[row] += rest * rest * inverse[row];
-            }
-        }
-    }
-    bool missed = false;
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        missed |= wanted[row] && !(accepted(cg, tolerance, row, quad_sum(error2[row]), &residual) &&
-                                   sys.ridge.least[row] > BLOCK_LEAST_RIDGE * cg.most[row]);
-    }
-    if (__syncthreads_or(missed)) return false;
-    put_pairs(rs, q, inner, sum);
-    return true;
-}
-
-/* The last sweeps of a block in two parts. The solution is the direction. */
-template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void finish_rows_two_parts(const rows_system<DIM, DECAYED> &rs,
-                                                             const cg_rows &cg, rows_sums &sum)
-{
-    float q[DIM / TILE_SIDE][8][4], inner[2] = { 0, 0 };
-    row_scalars rec[2];
-    begin_pairs<2>(rs, cg, sum, rec);
-    centre_errors(rec, rs);
-    put_records(rs, rec);
-    const pair_rows own = pair_rows_of<2>(rs.sys, rec);
-    pair_sums_two_parts(q, inner, rs, own, sum);
-    put_pairs(rs, q, inner, sum);
 }
 
 #endif

@@ -277,8 +277,7 @@ static __device__ __forceinline__ void output_sweep(const block_system<DIM, DECA
     row_direction own = {};
     /* One part in Hopper's backward pass of bf16 is bf16: the residual below is that of the rho that it
      * reads. */
-    direction_from_solution<PARTS>(sys, y, own,
-                                   together && PARTS == 1 && sys.a.saved && sys.p.dtype == LOAM_BF16);
+    direction_from_solution<PARTS>(sys, y, own, PARTS == 1 && sys.a.saved && sys.p.dtype == LOAM_BF16);
     if (!together) {
         compute_image<PARTS>(y, sys, own);
         residual_square(sys, y, error2);

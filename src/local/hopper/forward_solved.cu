@@ -313,8 +313,7 @@ static loam_status launch_pass(const loam_problem *p, const loam_args *a, const 
                                const solve_work *work, const half_copy *copy, const heavy_work *heavy,
                                const qkv_maps *maps, bool listed, loam_error *error)
 {
-    const int64_t blocks = (int64_t)row_blocks(p), resident = solver_blocks<DIM> * solve_multiprocessors(),
-                  most = resident < work->scratches ? resident : work->scratches;
+    const int64_t blocks = (int64_t)row_blocks(p), most = most_solver_blocks<DIM>(*work);
     return cuda_launch("solved_kernel_hopper", solved_kernel_hopper<PARTS, DIM, DECAYED>,
                        most < blocks ? most : blocks, THREADS, sizeof(solver_shared<DIM, __half>), a->stream,
                        true, error, *p, *a, *saved, *work, blocks, listed, *maps, *copy, *heavy);

@@ -244,7 +244,7 @@ template <int DIM, bool DECAYED, class T, int PARTS, bool VALUES> struct score_o
         if constexpr (query_held)
             multiply_rows<DIM>(s, query, keys, false);
         else
-            multiply_rows<DIM>(s, sys.sm.query, keys, false);
+            multiply_rows<DIM>(s, operand_tile<DIM>(sys.sm.query), keys, false);
     }
     __device__ __forceinline__ void direction_keys(float (&u)[8][4], const block_system<DIM, DECAYED, T> &sys,
                                                    const T *keys) const
@@ -253,8 +253,9 @@ template <int DIM, bool DECAYED, class T, int PARTS, bool VALUES> struct score_o
             if constexpr (PARTS == 2) multiply_rows<DIM>(u, direction[1], keys, false);
             multiply_rows<DIM>(u, direction[0], keys, PARTS == 2);
         } else {
-            if constexpr (PARTS == 2) multiply_rows<DIM>(u, sys.sm.direction[1], keys, false);
-            multiply_rows<DIM>(u, sys.sm.direction[0], keys, PARTS == 2);
+            if constexpr (PARTS == 2)
+                multiply_rows<DIM>(u, operand_tile<DIM>(sys.sm.direction[1]), keys, false);
+            multiply_rows<DIM>(u, operand_tile<DIM>(sys.sm.direction[0]), keys, PARTS == 2);
         }
     }
 };

@@ -101,8 +101,8 @@ template <int DIM, bool VALUES, unsigned STAGES, class T> struct kv_stream {
     __device__ __forceinline__ kv_tile<T> at(int n) const
     {
         const unsigned entry = begin + (unsigned)n * per_tile;
-        return { block.first + n * TILE_SIDE, ring.stage[entry % STAGES],
-                 ring.stage[(entry + per_tile - 1) % STAGES] };
+        return { block.first + n * TILE_SIDE, operand_tile<DIM>(ring.stage[entry % STAGES]),
+                 operand_tile<DIM>(ring.stage[(entry + per_tile - 1) % STAGES]) };
     }
     __device__ __forceinline__ void wait_keys(int n) const
     {
