@@ -161,6 +161,13 @@ static __device__ __forceinline__ void sweep_keys(const forward_consumer<S> &wg,
     }
 }
 
+/* Whether another segment of keys begins with key j. */
+template <class S> static __device__ __forceinline__ bool begins_segment(int j)
+{
+    if constexpr (S::segment != 0) return j % S::segment == 0;
+    return false;
+}
+
 /* The same with two tiles of scores, where there are registers for them: beside o += w v of a tile, the
  * products q . k of the next but one are asked for, so that weights wait for no products. One step: s becomes
  * weights w of tile `count`, and `next` the products of the tile after. Masks come first, since products
@@ -171,6 +178,7 @@ static __device__ __forceinline__ void step_ahead(const forward_consumer<S> &wg,
                                                   weights_operand<1, BLOCKS / 2, typename S::type> &w, int j,
                                                   unsigned count)
 {
+    const bool begins = !FIRST && begins_segment<S>(j);
     float top[2], rescale[2], offset[2];
     if (!S::decayed) mask_scores(wg, s, j);
     if (!LAST) ring_wait(wg.sm.key_ring, count + 1);
@@ -184,6 +192,7 @@ static __device__ __forceinline__ void step_ahead(const forward_consumer<S> &wg,
     ring_release(wg.sm.key_ring, count);
     row_tops(top, s, score_scale(wg), offset);
     take_turn(wg, count);
+    if (begins) leave_segment(wg.sm, wg.acc);
     const bool moves = move_maximum(wg.acc, top, rescale);
     weigh_scores(wg.acc, wg.state(), s, score_scale(wg), offset);
     give_turn(wg, count);
@@ -192,7 +201,10 @@ static __device__ __forceinline__ void step_ahead(const forward_consumer<S> &wg,
     if (!FIRST) {
         wgmma_results(wg.acc.o);
         ring_release(wg.sm.value_ring, count - 1);
-        if (moves) rescale_sums(wg.acc, rescale);
+        if (begins)
+            close_segment(wg.sm, wg.acc);
+        else if (moves)
+            rescale_sums(wg.acc, rescale);
     }
     split_weights(w, s);
 }
@@ -345,6 +357,7 @@ template <class S> struct forward_position {
     float s[S::ahead ? 2 : 1][S::keys / 8][4];
     bool ready;
     unsigned row_count, count; /* blocks and tiles so far */
+    unsigned received, sent;   /* sums of segments, from and to other blocks of the cluster */
 };
 
 /* Whether the first tile of the block after `task`, number row_count, follows the last of this one, and its
@@ -420,7 +433,7 @@ static __device__ __forceinline__ void consume_rows(given_forward_shared<S> &sm,
 {
     const int w = warp_uniform(threadIdx.x / THREADS);
     forward_position<S> at;
-    at.ready = false, at.count = 0;
+    at.ready = false, at.count = at.received = at.sent = 0;
     if (w == 1) named_barrier_arrive<2 * THREADS>(TURN_BARRIER);
 #pragma unroll 1
     for (at.row_count = 0;; at.row_count++) {
@@ -434,9 +447,12 @@ static __device__ __forceinline__ void consume_rows(given_forward_shared<S> &sm,
         row_state_begin(sm.state[threadIdx.x], p, task.block);
         if (S::row_stages > 1 && at.row_count > 0)
             release_rows(sm, w, at.row_count - 1, stages_sums<S>(p, a));
+        if constexpr (S::segment != 0) begin_segments(sm, task.receives, at.received);
         sweep_rows(sm, sums, a, task, w, scale2, at);
         warpgroup_sync(1 + w);
-        epilogue(sums, sm, p, a, saved, maps, task, stage);
+        bool sends = false;
+        if constexpr (S::segment != 0) sends = end_segments(sm, sums, task.sends, at.sent);
+        if (!sends) epilogue(sums, sm, p, a, saved, maps, task, stage);
         if (S::row_stages == 1) release_rows(sm, w, at.row_count, false);
         ring_release(sm.task_ring, at.row_count);
     }
@@ -467,9 +483,14 @@ __global__ void __launch_bounds__(S::threads, 1)
         for (int n = 0; n < TASKS; n++)
             sm.task[n].overflows = false;
         barrier_init(&sm.tail, 1);
+        for (int w = 0; w < S::consumers && S::segment; w++)
+            barrier_init(&sm.received[w], THREADS / 32), barrier_init(&sm.receives[w], THREADS / 32);
         fence_async_proxy();
     }
-    __syncthreads();
+    if (S::segment && gridDim.y > 1)
+        cluster_sync();
+    else
+        __syncthreads();
     if (threadIdx.x / THREADS == S::consumers) {
         registers_release<40>();
         if (threadIdx.x / 32 == S::consumers * 4) {
@@ -492,15 +513,33 @@ template <class S> static int64_t blocks_of(const loam_problem *p, int rows)
     return (p->len_q + rows - 1) / rows * p->batch * p->heads_q * S::parts;
 }
 
+static bool later_rows_see_more(const loam_problem *p)
+{
+    return p->causal && p->window == 0 && p->len_q == p->len_kv;
+}
+
 /* Where blocks are few, they have the rows of fewer warpgroups, which then run alone and faster. Where late
  * rows see all keys and early ones few, a block of late rows takes as long as two that follow each other. */
 template <class S> static int rows_of_blocks(const loam_problem *p, int multiprocessors)
 {
-    const int rounds = p->causal && p->window == 0 && p->len_q == p->len_kv ? 2 : 1;
+    const int rounds = later_rows_see_more(p) ? 2 : 1;
     int rows = S::rows;
     while (rows > ROWS && blocks_of<S>(p, rows - ROWS) <= rounds * multiprocessors)
         rows -= ROWS;
     return rows;
+}
+
+/* Thread blocks of a cluster, which have some of the segments of keys each: more than one where blocks of rows
+ * are so few that multiprocessors are left. Bits do not depend on it. */
+template <class S> static int ranks_of_clusters(const loam_problem *p, int64_t blocks, int multiprocessors)
+{
+    enum { MOST = 8 }; /* of every GPU */
+    const int rounds = later_rows_see_more(p) ? 2 : 1;
+    int ranks = 1;
+    while (S::segment && ranks < MOST && p->len_kv > (int64_t)ranks * S::segment &&
+           blocks * ranks * 2 <= rounds * multiprocessors)
+        ranks *= 2;
+    return ranks;
 }
 
 template <class S> static loam_status launch(const loam_problem *p, const loam_args *a, loam_error *error)
@@ -519,11 +558,9 @@ template <class S> static loam_status launch(const loam_problem *p, const loam_a
     const loam_const_view o = { a->o.data, a->o.batch, a->o.head, a->o.token };
     maps.stores_boxes = query_map_fits(p, &o) && p->dim_v % 8 == 0; /* they write whole pieces of 16 bytes */
     if (maps.stores_boxes) TRY(query_map_make(&maps.o, p, &o, p->dim_v, 16, error));
-    TRY(cuda_allow_shared((const void *)given_kernel_hopper<S>, shared, error));
-    given_kernel_hopper<S>
-        <<<(unsigned)(blocks < most ? blocks : most), S::threads, shared, (cudaStream_t)a->stream>>>(
-            *p, *a, saved, (unsigned)blocks, rows, (float)(p->scale * LOG2E), maps);
-    return cuda_launched("given_kernel_hopper", error);
+    return cuda_launch_clusters("given_kernel_hopper", given_kernel_hopper<S>, blocks,
+                                ranks_of_clusters<S>(p, blocks, most), S::threads, shared, a->stream, error,
+                                *p, *a, saved, (unsigned)blocks, rows, (float)(p->scale * LOG2E), maps);
 }
 
 template <class T, bool PROBED, bool DECAYED>

@@ -5,6 +5,91 @@
 
 #include "src/local/hopper/forward_given_stream.cuh"
 
+/* ------------------------------------------------------------------ segments of keys */
+
+/* Begins with the rows of a task: as task number `received` that receives sums, if it does. */
+template <class S>
+static __device__ __forceinline__ void begin_segments(given_forward_shared<S> &sm, bool receives,
+                                                      unsigned &received)
+{
+    segment_state &state = sm.segment[threadIdx.x];
+    state.awaited = NOTHING_AWAITED;
+    if (!receives) {
+        state.total = { { -INFINITY, -INFINITY }, { 0, 0 } };
+        return;
+    }
+    state.awaited = received++ % 2;
+    store_wait<0>();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive_cluster(&sm.receives[threadIdx.x / THREADS], blockIdx.y - 1);
+}
+
+/* The sums o of a segment, with the weights `own`, become those of all segments to this one. */
+template <class S>
+static __device__ __forceinline__ void fold_segment(given_forward_shared<S> &sm, given_forward_sums<S> &sums,
+                                                    segment_weights &own)
+{
+    const segment_state &state = sm.segment[threadIdx.x];
+    if (state.awaited != NOTHING_AWAITED)
+        barrier_wait_cluster(&sm.received[threadIdx.x / THREADS], state.awaited);
+    fold_segments(sums.o, own, state.total, sm.saved[threadIdx.x / 32].part);
+}
+
+/* Where the last tile of a segment is done but for o: the next weights are those of another segment. */
+template <class S>
+static __device__ __forceinline__ void leave_segment(given_forward_shared<S> &sm, given_forward_sums<S> &sums)
+{
+    sm.segment[threadIdx.x].ended = { { sums.m[0], sums.m[1] }, { sums.omega[0], sums.omega[1] } };
+    sums.m[0] = sums.m[1] = -INFINITY, sums.omega[0] = sums.omega[1] = 0;
+}
+
+/* And when o is there. */
+template <class S>
+static __device__ __forceinline__ void close_segment(given_forward_shared<S> &sm, given_forward_sums<S> &sums)
+{
+    segment_state &state = sm.segment[threadIdx.x];
+    segment_weights own = state.ended;
+    fold_segment(sm, sums, own);
+    store_wait<0>();
+    __syncwarp();
+    put_segments(sm.saved[threadIdx.x / 32].part, sums.o);
+    state.total = own;
+    clear(sums.o[0]);
+}
+
+/* Hands sums to the next block of the cluster, as number `sent`. */
+template <class S>
+static __device__ __forceinline__ void send_segments(given_forward_shared<S> &sm,
+                                                     const given_forward_sums<S> &sums,
+                                                     const segment_weights &own, unsigned sent)
+{
+    const int w = threadIdx.x / THREADS;
+    const unsigned next = blockIdx.y + 1;
+    barrier_wait_cluster(&sm.receives[w], sent % 2);
+    put_segments(cluster_address(&sm.saved[threadIdx.x / 32], next)->part, sums.o);
+    cluster_address(&sm.segment[threadIdx.x], next)->total = own;
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive_cluster(&sm.received[w], next);
+}
+
+/* At the end of a task: folds its last segment, and hands sums on where others do the rest. Returns whether it
+ * does so, else `sums` and omega in `state` are of all keys. */
+template <class S>
+static __device__ __forceinline__ bool end_segments(given_forward_shared<S> &sm, given_forward_sums<S> &sums,
+                                                    bool sends, unsigned &sent)
+{
+    row_state &state = sm.state[threadIdx.x];
+    segment_weights own = { { sums.m[0], sums.m[1] }, { state.omega[0], state.omega[1] } };
+    fold_segment(sm, sums, own);
+    if (sends) send_segments(sm, sums, own, sent++);
+#pragma unroll
+    for (int row = 0; row < 2; row++)
+        sums.m[row] = own.m[row], state.omega[row] = own.omega[row];
+    return sends;
+}
+
+/* ------------------------------------------------------------------ results */
+
 /* The sums of the thread's rows become vbar, in o, and value_shift = vbar - o, in b. */
 template <class S>
 static __device__ __forceinline__ void finish_sums(given_forward_sums<S> &sums, const row_state &state,
@@ -69,7 +154,7 @@ static __device__ __forceinline__ void stage_sums(const given_forward_sums<S> &s
 #pragma unroll
         for (int n = 0; n < S::columns / 8; n++) {
             const float(&o)[4] = sums.o[n / 8][n % 8];
-            *(float2 *)&sm.saved[r.at[row]][column_of(n, 0)] = { o[2 * row], o[2 * row + 1] };
+            *(float2 *)&sm.saved[r.at[row] / 16].row[r.at[row] % 16][column_of(n, 0)] = { o[2 * row], o[2 * row + 1] };
         }
     }
 }
@@ -82,7 +167,7 @@ static __device__ __forceinline__ void store_sums(given_forward_shared<S> &sm, c
     const int lane = threadIdx.x % 32, at = threadIdx.x / 32 * 16 + lane;
     if (lane < 16 && at < block.rows) {
         float *const to = (float *)saved.vbar + local_row(&p, &block.s, block.h, block.i0 + at) * p.dim_v;
-        store_bytes(to, sm.saved[at], (unsigned)p.dim_v * 4);
+        store_bytes(to, sm.saved[at / 16].row[lane], (unsigned)p.dim_v * 4);
     }
     store_commit();
 }

@@ -5,6 +5,7 @@
 #define LOAM_LOCAL_HOPPER_FORWARD_GIVEN_STREAM_CUH
 
 #include "src/gpu/blocks.cuh"
+#include "src/gpu/cluster.cuh"
 #include "src/gpu/ring.cuh"
 #include "src/local/hopper/decay.cuh"
 #include "src/local/hopper/forward_given_sums.cuh"
@@ -21,6 +22,9 @@ template <class S> struct given_task {
     row_block block;
     tile_range range[S::consumers];
     int column; /* the first of its columns of o */
+    /* Whether the block before it in the cluster has keys of the same rows and hands its sums on, and whether
+     * this one does so. */
+    bool receives, sends;
     /* Of given_forward_sums::folded: whether weights of the probe are folded, and what a warpgroup answers,
      * whether they should have been. */
     bool folds, overflows;
@@ -28,13 +32,29 @@ template <class S> struct given_task {
 };
 enum { TASKS = 2 };
 
+/* Of the rows of a warp: means to be saved, whose pitch spreads eight rows over all banks, or, until they are,
+ * o of the segments of keys before, a lane's part side by side. */
+template <int COLUMNS> union warp_sums {
+    float row[16][COLUMNS + 8];
+    float4 part[COLUMNS / 8][32];
+};
+template <> union warp_sums<0> {
+};
+
+/* What a thread knows of segments: their weights but for the last one, and, for as long as the products of
+ * that with the values run, its own; and the parity of the hand-over to wait for before, if any. */
+struct segment_state {
+    segment_weights total, ended;
+    int awaited;
+};
+enum { NOTHING_AWAITED = 2 };
+
 template <class S> struct given_forward_shared {
     typedef typename S::type T;
     /* The rows of each warpgroup; their outputs overwrite their queries. */
     alignas(1024) T query[S::consumers][S::row_stages][S::dim * TILE_SIDE];
     T probe[S::probed ? S::consumers : 1][S::row_stages][S::probed ? S::dim * TILE_SIDE : 512];
-    /* Means to be saved; the pitch spreads eight rows over all banks. */
-    alignas(16) float saved[S::stages_saved ? S::rows : 1][S::stages_saved ? S::columns + 8 : 4];
+    alignas(16) warp_sums<S::stages_saved ? S::columns : 0> saved[S::stages_saved ? S::rows / 16 : 1];
     alignas(1024) T keys[S::key_stages][S::dim * S::keys];
     T values[S::value_stages][S::columns * S::keys];
     ring_barriers<S::key_stages> key_ring;
@@ -44,6 +64,9 @@ template <class S> struct given_forward_shared {
     ring_barriers<S::row_stages> row_ring[S::consumers];
     uint64_t tail;
     row_state state[S::consumers * THREADS];
+    segment_state segment[S::segment ? S::consumers * THREADS : 1];
+    /* The warps of a warpgroup have received the sums of the block before; those of the block after may. */
+    uint64_t received[S::consumers], receives[S::consumers];
     relative_decay<S::decayed, S::keys> decay[S::key_stages]; /* of the keys in each stage */
 };
 
@@ -83,11 +106,30 @@ static __device__ __forceinline__ tile_range tiles_of(const loam_problem &p, con
     local_visible(&p, &block.s, span.last, &unmasked_begin, &hi);
     tile_range range = { 0, 0, (block.last - block.first + KEYS - 1) / KEYS, (int)unmasked_begin,
                          (int)unmasked_end };
-    if (span.first <= span.last && lo < hi) {
-        range.begin = ((int)lo - block.first) / KEYS;
-        range.end = ((int)hi - block.first + KEYS - 1) / KEYS;
+    const int from = max((int)lo, block.first), to = min((int)hi, block.last);
+    if (span.first <= span.last && from < to) {
+        range.begin = (from - block.first) / KEYS;
+        range.end = (to - block.first + KEYS - 1) / KEYS;
     }
     return range;
+}
+
+/* Shares out the segments of keys that a block of rows sees among the last blocks of the cluster, a run of them
+ * to each; the last one writes what comes of it. Returns whether this block has any. */
+template <class S> static __device__ __forceinline__ bool take_segments(given_task<S> &task)
+{
+    task.receives = task.sends = false;
+    if constexpr (S::segment != 0) {
+        row_block &block = task.block;
+        const int ranks = (int)gridDim.y, rank = (int)blockIdx.y;
+        const int from = block.first / S::segment, to = (block.last + S::segment - 1) / S::segment,
+                  all = max(to - from, 1), used = min(all, ranks), n = rank - (ranks - used);
+        if (n < 0) return false;
+        task.receives = n > 0, task.sends = n + 1 < used;
+        block.first = max(block.first, (from + all * n / used) * S::segment);
+        block.last = min(block.last, (from + all * (n + 1) / used) * S::segment);
+    }
+    return true;
 }
 
 /* ------------------------------------------------------------------ copies */
@@ -119,7 +161,7 @@ static __device__ __forceinline__ void produce_task(given_forward_shared<S> &sm,
     task.block = given_block_at<S>(p, a, n, rows);
     asm volatile("" ::: "memory"); /* no registers for it */
     const row_block &block = task.block;
-    if (block.rows <= 0) return;
+    if (block.rows <= 0 || !take_segments<S>(task)) return;
 #pragma unroll 1
     for (int w = 0; w < S::consumers; w++)
         task.range[w] = tiles_of<S::keys>(p, block, w);
