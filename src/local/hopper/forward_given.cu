@@ -536,7 +536,7 @@ template <class S> static int ranks_of_clusters(const loam_problem *p, int64_t b
     enum { MOST = 8 }; /* of every GPU */
     const int rounds = later_rows_see_more(p) ? 2 : 1;
     int ranks = 1;
-    while (S::segment && ranks < MOST && p->len_kv > (int64_t)ranks * S::segment &&
+    while (S::segment && ranks < MOST && p->len_kv > (2 * ranks - 1) * (int64_t)S::segment &&
            blocks * ranks * 2 <= rounds * multiprocessors)
         ranks *= 2;
     return ranks;

@@ -154,7 +154,8 @@ static __device__ __forceinline__ void stage_sums(const given_forward_sums<S> &s
 #pragma unroll
         for (int n = 0; n < S::columns / 8; n++) {
             const float(&o)[4] = sums.o[n / 8][n % 8];
-            *(float2 *)&sm.saved[r.at[row] / 16].row[r.at[row] % 16][column_of(n, 0)] = { o[2 * row], o[2 * row + 1] };
+            *(float2 *)&sm.saved[r.at[row] / 16].row[r.at[row] % 16][column_of(n, 0)] = { o[2 * row],
+                                                                                          o[2 * row + 1] };
         }
     }
 }
