@@ -180,12 +180,13 @@ static void same_bits_in_a_large_batch(void **state) { (void)state, for_rows(che
  * sequences and heads are as few as here. */
 static spec long_variant(const loam_kernel_info *row, int number)
 {
-    static const int64_t lengths[LONG_VARIANTS][2] = { { 2048, 2048 }, { 2049, 2049 }, { 4100, 4100 },
+    static const int64_t lengths[LONG_VARIANTS][2] = { { 2048, 2048 }, { 3100, 3100 }, { 4100, 4100 },
                                                        { 6300, 6300 }, { 4500, 4500 }, { 130, 4096 },
                                                        { 70, 9000 },   { 65, 17000 } };
     spec s = spec_default(LOAM_SOFTMAX, LOAM_FORWARD, lengths[number][1], number == 1 ? 40 : 64, 64);
     s.len_q = lengths[number][0];
-    s.heads_q = number == 5 ? 2 : 1;
+    s.heads_q = number == 2 ? 4 : number == 5 ? 2 : 1;
+    s.heads_kv = number == 2 ? 2 : 1;
     s.dtype = number % 2 ? LOAM_F16 : LOAM_BF16;
     s.causal = number != 5;
     s.window = number == 4 ? 2300 : 0;

@@ -513,33 +513,39 @@ template <class S> static int64_t blocks_of(const loam_problem *p, int rows)
     return (p->len_q + rows - 1) / rows * p->batch * p->heads_q * S::parts;
 }
 
-static bool later_rows_see_more(const loam_problem *p)
-{
-    return p->causal && p->window == 0 && p->len_q == p->len_kv;
-}
+/* Rows of a block, and thread blocks of a cluster, which have some of its segments of keys each. Bits depend on
+ * neither. */
+struct launch_shape {
+    int rows, ranks;
+};
 
-/* Where blocks are few, they have the rows of fewer warpgroups, which then run alone and faster. Where late
- * rows see all keys and early ones few, a block of late rows takes as long as two that follow each other. */
-template <class S> static int rows_of_blocks(const loam_problem *p, int multiprocessors)
-{
-    const int rounds = later_rows_see_more(p) ? 2 : 1;
-    int rows = S::rows;
-    while (rows > ROWS && blocks_of<S>(p, rows - ROWS) <= rounds * multiprocessors)
-        rows -= ROWS;
-    return rows;
-}
-
-/* Thread blocks of a cluster, which have some of the segments of keys each: more than one where blocks of rows
- * are so few that multiprocessors are left. Bits do not depend on it. */
-template <class S> static int ranks_of_clusters(const loam_problem *p, int64_t blocks, int multiprocessors)
+/* Of clusters of which `most` blocks of work at a time fit the GPU: one, unless there are so few that
+ * multiprocessors are left and each gets at least about half a segment. */
+template <class S> static int ranks_of_clusters(const loam_problem *p, int64_t blocks, int64_t most)
 {
     enum { MOST = 8 }; /* of every GPU */
-    const int rounds = later_rows_see_more(p) ? 2 : 1;
     int ranks = 1;
-    while (S::segment && ranks < MOST && p->len_kv > (2 * ranks - 1) * (int64_t)S::segment &&
-           blocks * ranks * 2 <= rounds * multiprocessors)
+    while (ranks < MOST && 2 * p->len_kv >= (4 * ranks - 1) * (int64_t)S::segment &&
+           2 * ranks * blocks <= most)
         ranks *= 2;
     return ranks;
+}
+
+/* Where blocks are few, clusters share out their keys, or they have the rows of fewer warpgroups, which then
+ * run alone and faster. Where late rows see all keys and early ones few, a block of late rows takes as long as
+ * two that follow each other. */
+template <class S> static launch_shape shape_of_launch(const loam_problem *p, int multiprocessors)
+{
+    const int rounds = p->causal && p->window == 0 && p->len_q == p->len_kv ? 2 : 1;
+    const int64_t most = rounds * multiprocessors;
+    for (int rows = ROWS; S::segment && rows <= S::rows; rows += ROWS) {
+        const int ranks = ranks_of_clusters<S>(p, blocks_of<S>(p, rows), most);
+        if (ranks > 1) return { rows, ranks };
+    }
+    int rows = S::rows;
+    while (rows > ROWS && blocks_of<S>(p, rows - ROWS) <= most)
+        rows -= ROWS;
+    return { rows, 1 };
 }
 
 template <class S> static loam_status launch(const loam_problem *p, const loam_args *a, loam_error *error)
@@ -549,8 +555,8 @@ template <class S> static loam_status launch(const loam_problem *p, const loam_a
     given_forward_maps maps;
     int most = 0;
     TRY(cuda_multiprocessors(&most, error));
-    const int rows = rows_of_blocks<S>(p, most);
-    const int64_t blocks = blocks_of<S>(p, rows);
+    const launch_shape shape = shape_of_launch<S>(p, most);
+    const int64_t blocks = blocks_of<S>(p, shape.rows);
     TRY(query_map_make(&maps.q, p, &a->q, p->dim_qk, ROWS, error));
     TRY(key_map_make(&maps.k, p, &a->k, p->dim_qk, S::keys, error));
     TRY(key_map_make(&maps.v, p, &a->v, p->dim_v, S::keys, error));
@@ -558,9 +564,9 @@ template <class S> static loam_status launch(const loam_problem *p, const loam_a
     const loam_const_view o = { a->o.data, a->o.batch, a->o.head, a->o.token };
     maps.stores_boxes = query_map_fits(p, &o) && p->dim_v % 8 == 0; /* they write whole pieces of 16 bytes */
     if (maps.stores_boxes) TRY(query_map_make(&maps.o, p, &o, p->dim_v, 16, error));
-    return cuda_launch_clusters("given_kernel_hopper", given_kernel_hopper<S>, blocks,
-                                ranks_of_clusters<S>(p, blocks, most), S::threads, shared, a->stream, error,
-                                *p, *a, saved, (unsigned)blocks, rows, (float)(p->scale * LOG2E), maps);
+    return cuda_launch_clusters("given_kernel_hopper", given_kernel_hopper<S>, blocks, shape.ranks,
+                                S::threads, shared, a->stream, error, *p, *a, saved, (unsigned)blocks,
+                                shape.rows, (float)(p->scale * LOG2E), maps);
 }
 
 template <class T, bool PROBED, bool DECAYED>
