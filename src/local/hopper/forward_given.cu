@@ -192,7 +192,6 @@ static __device__ __forceinline__ void step_ahead(const forward_consumer<S> &wg,
     ring_release(wg.sm.key_ring, count);
     row_tops(top, s, score_scale(wg), offset);
     take_turn(wg, count);
-    if (begins) leave_segment(wg.sm, wg.acc);
     const bool moves = move_maximum(wg.acc, top, rescale);
     weigh_scores(wg.acc, wg.state(), s, score_scale(wg), offset);
     give_turn(wg, count);
@@ -207,6 +206,7 @@ static __device__ __forceinline__ void step_ahead(const forward_consumer<S> &wg,
             rescale_sums(wg.acc, rescale);
     }
     split_weights(w, s);
+    if (!LAST && begins_segment<S>(j + S::keys)) leave_segment(wg.sm, wg.acc);
 }
 
 template <class S, int BLOCKS>
@@ -447,11 +447,11 @@ static __device__ __forceinline__ void consume_rows(given_forward_shared<S> &sm,
         row_state_begin(sm.state[threadIdx.x], p, task.block);
         if (S::row_stages > 1 && at.row_count > 0)
             release_rows(sm, w, at.row_count - 1, stages_sums<S>(p, a));
-        if constexpr (S::segment != 0) begin_segments(sm, task.receives, at.received);
+        if constexpr (S::segment != 0) begin_segments(sm, warp_uniform(task.receives), at.received);
         sweep_rows(sm, sums, a, task, w, scale2, at);
         warpgroup_sync(1 + w);
         bool sends = false;
-        if constexpr (S::segment != 0) sends = end_segments(sm, sums, task.sends, at.sent);
+        if constexpr (S::segment != 0) sends = end_segments(sm, sums, warp_uniform(task.sends), at.sent);
         if (!sends) epilogue(sums, sm, p, a, saved, maps, task, stage);
         if (S::row_stages == 1) release_rows(sm, w, at.row_count, false);
         ring_release(sm.task_ring, at.row_count);

@@ -30,8 +30,9 @@ static __device__ __forceinline__ void fold_segment(given_forward_shared<S> &sm,
                                                     segment_weights &own)
 {
     const segment_state &state = sm.segment[threadIdx.x];
-    if (state.awaited != NOTHING_AWAITED)
-        barrier_wait_cluster(&sm.received[threadIdx.x / THREADS], state.awaited);
+    const unsigned awaited = warp_uniform(state.awaited);
+    if (awaited != NOTHING_AWAITED)
+        barrier_wait_cluster(&sm.received[warp_uniform(threadIdx.x / THREADS)], awaited);
     fold_segments(sums.o, own, state.total, sm.saved[threadIdx.x / 32].part);
 }
 
@@ -63,9 +64,8 @@ static __device__ __forceinline__ void send_segments(given_forward_shared<S> &sm
                                                      const given_forward_sums<S> &sums,
                                                      const segment_weights &own, unsigned sent)
 {
-    const int w = threadIdx.x / THREADS;
-    const unsigned next = blockIdx.y + 1;
-    barrier_wait_cluster(&sm.receives[w], sent % 2);
+    const unsigned w = warp_uniform(threadIdx.x / THREADS), next = blockIdx.y + 1;
+    barrier_wait_cluster(&sm.receives[w], warp_uniform(sent % 2));
     put_segments(cluster_address(&sm.saved[threadIdx.x / 32], next)->part, sums.o);
     cluster_address(&sm.segment[threadIdx.x], next)->total = own;
     __syncwarp();
@@ -81,7 +81,7 @@ static __device__ __forceinline__ bool end_segments(given_forward_shared<S> &sm,
     row_state &state = sm.state[threadIdx.x];
     segment_weights own = { { sums.m[0], sums.m[1] }, { state.omega[0], state.omega[1] } };
     fold_segment(sm, sums, own);
-    if (sends) send_segments(sm, sums, own, sent++);
+    if (__any_sync(0xffffffffu, sends)) send_segments(sm, sums, own, sent++);
 #pragma unroll
     for (int row = 0; row < 2; row++)
         sums.m[row] = own.m[row], state.omega[row] = own.omega[row];

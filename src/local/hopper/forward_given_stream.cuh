@@ -45,7 +45,7 @@ template <> union warp_sums<0> {
  * that with the values run, its own; and the parity of the hand-over to wait for before, if any. */
 struct segment_state {
     segment_weights total, ended;
-    int awaited;
+    unsigned awaited;
 };
 enum { NOTHING_AWAITED = 2 };
 
