@@ -7,37 +7,48 @@
 #include "src/gpu/hopper.cuh"
 #include "src/gpu/launch.cuh"
 
-/* All threads of all blocks of the cluster wait for each other. */
-static __device__ __forceinline__ void cluster_sync()
+/* Makes barriers that this thread has begun visible to the other blocks: before its cluster_arrive. */
+static __device__ __forceinline__ void fence_barriers_cluster()
 {
-    asm volatile("barrier.cluster.arrive.release.aligned;\n"
-                 "barrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-/* What lies in shared memory of block `rank` of the cluster where `own` lies here. That block must have begun,
- * and must not end before the access. */
-template <class T> static __device__ __forceinline__ T *cluster_address(T *own, unsigned rank)
+/* Between the two, which all threads call once, all threads of all blocks of the cluster have begun. */
+static __device__ __forceinline__ void cluster_arrive()
 {
-    uint64_t address;
-    asm("mapa.u64 %0, %1, %2;" : "=l"(address) : "l"(own), "r"(rank));
-    return (T *)address;
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+static __device__ __forceinline__ void cluster_wait()
+{
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-/* Arrives at the barrier of block `rank`; what this thread has seen or written is visible there to those that
- * then pass barrier_wait_cluster. */
-static __device__ __forceinline__ void barrier_arrive_cluster(uint64_t *own, unsigned rank)
+/* The address of what lies in shared memory of block `rank` where `own` lies here. That block must have begun,
+ * and must not end before it is used. */
+static __device__ __forceinline__ uint32_t cluster_address(const void *own, unsigned rank)
 {
-    asm volatile("{\n"
-                 ".reg .b32 remote;\n"
-                 "mapa.shared::cluster.u32 remote, %0, %1;\n"
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
-                 "}\n" ::"r"(shared_address(own)),
-                 "r"(rank)
+    uint32_t address;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(own)), "r"(rank));
+    return address;
+}
+
+/* Arrives at a barrier of another block. Of what this thread did before only reads are ordered, by those who
+ * use what was read. */
+static __device__ __forceinline__ void barrier_arrive_cluster(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/* Stores 16 bytes in another block, as bytes of a copy that completes on `barrier` there. */
+static __device__ __forceinline__ void store_cluster(uint32_t to, const float4 &x, uint32_t barrier)
+{
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+                 "[%5];" ::"r"(to),
+                 "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(barrier)
                  : "memory");
 }
 
-/* barrier_wait for arrivals from other blocks of the cluster. */
+/* barrier_wait for what other blocks do. */
 static __device__ __forceinline__ void barrier_wait_cluster(uint64_t *barrier, unsigned parity)
 {
     asm volatile("{\n"

@@ -447,17 +447,40 @@ static __device__ __forceinline__ void consume_rows(given_forward_shared<S> &sm,
         row_state_begin(sm.state[threadIdx.x], p, task.block);
         if (S::row_stages > 1 && at.row_count > 0)
             release_rows(sm, w, at.row_count - 1, stages_sums<S>(p, a));
-        if constexpr (S::segment != 0) begin_segments(sm, warp_uniform(task.receives), at.received);
+        bool folds = false, sends = false;
+        if constexpr (S::segment != 0) {
+            folds = __any_sync(0xffffffffu, task.range[w].folds);
+            if (folds) begin_segments(sm, w, task.range[w].receives, at.received);
+        }
         sweep_rows(sm, sums, a, task, w, scale2, at);
         warpgroup_sync(1 + w);
-        bool sends = false;
-        if constexpr (S::segment != 0) sends = end_segments(sm, sums, warp_uniform(task.sends), at.sent);
+        if constexpr (S::segment != 0) {
+            if (folds) sends = end_segments(sm, sums, __any_sync(0xffffffffu, task.range[w].sends), at.sent);
+        }
         if (!sends) epilogue(sums, sm, p, a, saved, maps, task, stage);
         if (S::row_stages == 1) release_rows(sm, w, at.row_count, false);
         ring_release(sm.task_ring, at.row_count);
     }
     if (w == 0) named_barrier_sync<2 * THREADS>(TURN_BARRIER);
     if (S::row_stages > 1) store_wait<0>();
+}
+
+template <class S> static __device__ __forceinline__ void init_barriers(given_forward_shared<S> &sm)
+{
+    ring_init(sm.key_ring, S::consumers * THREADS / 32);
+    for (int n = 0; n < S::key_stages && S::decayed; n++)
+        barrier_init(&sm.key_ring.full[n], 1 + 32); /* the copies, and each lane of produce_decay */
+    ring_init(sm.value_ring, S::consumers * THREADS / 32);
+    for (int w = 0; w < S::consumers; w++) {
+        ring_init(sm.row_ring[w], THREADS / 32);
+        if (S::segment) barrier_init(&sm.received[w], 1), barrier_init(&sm.receives[w], THREADS / 32);
+    }
+    ring_init(sm.task_ring, S::consumers * THREADS / 32 + (S::decayed ? 2 : 1));
+    for (int n = 0; n < TASKS; n++)
+        sm.task[n].overflows = false;
+    barrier_init(&sm.tail, 1);
+    fence_async_proxy();
+    if (S::segment) fence_barriers_cluster();
 }
 
 template <class S>
@@ -468,40 +491,33 @@ __global__ void __launch_bounds__(S::threads, 1)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     given_forward_shared<S> &sm = *(given_forward_shared<S> *)swizzled_memory;
-    if (threadIdx.x == S::consumers * THREADS) {
+    constexpr int first_producer = S::consumers * THREADS;
+    const bool clustered = S::segment && gridDim.y > 1;
+    bool described = false;
+    if (threadIdx.x == first_producer) {
         prefetch_map(&maps.q), prefetch_map(&maps.k), prefetch_map(&maps.v);
         if (S::probed) prefetch_map(&maps.probe);
+    } else if (threadIdx.x == first_producer + 32) {
+        const unsigned n = given_block_of_round(blocks, 0);
+        described = n < blocks && describe_task(sm, p, a, n, rows, false, 0);
+    } else if (threadIdx.x == 0) {
+        init_barriers(sm);
     }
-    if (threadIdx.x == 0) {
-        ring_init(sm.key_ring, S::consumers * THREADS / 32);
-        for (int n = 0; n < S::key_stages && S::decayed; n++)
-            barrier_init(&sm.key_ring.full[n], 1 + 32); /* the copies, and each lane of produce_decay */
-        ring_init(sm.value_ring, S::consumers * THREADS / 32);
-        for (int w = 0; w < S::consumers; w++)
-            ring_init(sm.row_ring[w], THREADS / 32);
-        ring_init(sm.task_ring, S::consumers * THREADS / 32 + (S::decayed ? 2 : 1));
-        for (int n = 0; n < TASKS; n++)
-            sm.task[n].overflows = false;
-        barrier_init(&sm.tail, 1);
-        for (int w = 0; w < S::consumers && S::segment; w++)
-            barrier_init(&sm.received[w], THREADS / 32), barrier_init(&sm.receives[w], THREADS / 32);
-        fence_async_proxy();
-    }
-    if (S::segment && gridDim.y > 1)
-        cluster_sync();
-    else
-        __syncthreads();
+    if (clustered) cluster_arrive();
+    __syncthreads();
     if (threadIdx.x / THREADS == S::consumers) {
         registers_release<40>();
         if (threadIdx.x / 32 == S::consumers * 4) {
             produce_tiles(sm, maps);
-        } else if (threadIdx.x == S::consumers * THREADS + 32) {
-            produce_rows(sm, p, a, maps, blocks, rows);
+        } else if (threadIdx.x == first_producer + 32) {
+            produce_rows(sm, p, a, maps, blocks, rows, described);
         } else if (S::decayed && threadIdx.x / 32 == S::consumers * 4 + 2) {
             if constexpr (S::decayed) produce_decay(sm, a);
         }
+        if (clustered) cluster_wait();
     } else {
         registers_acquire<232>();
+        if (clustered) cluster_wait();
         consume_rows(sm, p, a, saved, maps, scale2);
     }
 }

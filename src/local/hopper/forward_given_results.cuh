@@ -7,21 +7,22 @@
 
 /* ------------------------------------------------------------------ segments of keys */
 
-/* Begins with the rows of a task: as task number `received` that receives sums, if it does. */
+/* Begins with the rows of a task that folds: as number `received` of those that receive sums, if it does. */
 template <class S>
-static __device__ __forceinline__ void begin_segments(given_forward_shared<S> &sm, bool receives,
+static __device__ __forceinline__ void begin_segments(given_forward_shared<S> &sm, int w, bool receives,
                                                       unsigned &received)
 {
     segment_state &state = sm.segment[threadIdx.x];
-    state.awaited = NOTHING_AWAITED;
     if (!receives) {
         state.total = { { -INFINITY, -INFINITY }, { 0, 0 } };
+        state.awaited = NOTHING_AWAITED;
         return;
     }
     state.awaited = received++ % 2;
+    if (threadIdx.x % THREADS == 0) barrier_expect(&sm.received[w], S::handed_bytes);
     store_wait<0>();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive_cluster(&sm.receives[threadIdx.x / THREADS], blockIdx.y - 1);
+    if (threadIdx.x % 32 == 0) barrier_arrive_cluster(cluster_address(&sm.receives[w], blockIdx.y - 1));
 }
 
 /* The sums o of a segment, with the weights `own`, become those of all segments to this one. */
@@ -65,15 +66,20 @@ static __device__ __forceinline__ void send_segments(given_forward_shared<S> &sm
                                                      const segment_weights &own, unsigned sent)
 {
     const unsigned w = warp_uniform(threadIdx.x / THREADS), next = blockIdx.y + 1;
+    const uint32_t barrier = cluster_address(&sm.received[w], next);
     barrier_wait_cluster(&sm.receives[w], warp_uniform(sent % 2));
-    put_segments(cluster_address(&sm.saved[threadIdx.x / 32], next)->part, sums.o);
-    cluster_address(&sm.segment[threadIdx.x], next)->total = own;
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive_cluster(&sm.received[w], next);
+    store_cluster(cluster_address(&sm.segment[threadIdx.x].total, next),
+                  { own.m[0], own.m[1], own.omega[0], own.omega[1] }, barrier);
+#pragma unroll
+    for (int n = 0; n < S::columns / 8; n++) {
+        const float(&x)[4] = sums.o[n / 8][n % 8];
+        store_cluster(cluster_address(&sm.saved[threadIdx.x / 32].part[n][threadIdx.x % 32], next),
+                      { x[0], x[1], x[2], x[3] }, barrier);
+    }
 }
 
-/* At the end of a task: folds its last segment, and hands sums on where others do the rest. Returns whether it
- * does so, else `sums` and omega in `state` are of all keys. */
+/* At the end of a task that folds: its last segment, and sums that are handed on where others do the rest.
+ * Returns whether it is so, else `sums` and omega of row_state are of all keys. */
 template <class S>
 static __device__ __forceinline__ bool end_segments(given_forward_shared<S> &sm, given_forward_sums<S> &sums,
                                                     bool sends, unsigned &sent)
@@ -81,7 +87,7 @@ static __device__ __forceinline__ bool end_segments(given_forward_shared<S> &sm,
     row_state &state = sm.state[threadIdx.x];
     segment_weights own = { { sums.m[0], sums.m[1] }, { state.omega[0], state.omega[1] } };
     fold_segment(sm, sums, own);
-    if (__any_sync(0xffffffffu, sends)) send_segments(sm, sums, own, sent++);
+    if (sends) send_segments(sm, sums, own, sent++);
 #pragma unroll
     for (int row = 0; row < 2; row++)
         sums.m[row] = own.m[row], state.omega[row] = own.omega[row];

@@ -14,6 +14,9 @@
  * these rows see keys unmasked_begin .. unmasked_end - 1. */
 struct tile_range {
     int begin, end, tiles, unmasked_begin, unmasked_end;
+    /* Where keys are in segments: whether the block before it in the cluster hands over sums of the same rows,
+     * whether this one does, and whether either is so or the tiles are of several segments. */
+    bool receives, sends, folds;
 };
 
 /* A block of rows, as one thread of the producers tells all others: its 64-bit divisions take a microsecond.
@@ -22,9 +25,6 @@ template <class S> struct given_task {
     row_block block;
     tile_range range[S::consumers];
     int column; /* the first of its columns of o */
-    /* Whether the block before it in the cluster has keys of the same rows and hands its sums on, and whether
-     * this one does so. */
-    bool receives, sends;
     /* Of given_forward_sums::folded: whether weights of the probe are folded, and what a warpgroup answers,
      * whether they should have been. */
     bool folds, overflows;
@@ -65,7 +65,8 @@ template <class S> struct given_forward_shared {
     uint64_t tail;
     row_state state[S::consumers * THREADS];
     segment_state segment[S::segment ? S::consumers * THREADS : 1];
-    /* The warps of a warpgroup have received the sums of the block before; those of the block after may. */
+    /* Of a warpgroup: it has received the sums of the block before; the warps of that of the block after
+     * may. */
     uint64_t received[S::consumers], receives[S::consumers];
     relative_decay<S::decayed, S::keys> decay[S::key_stages]; /* of the keys in each stage */
 };
@@ -114,22 +115,37 @@ static __device__ __forceinline__ tile_range tiles_of(const loam_problem &p, con
     return range;
 }
 
-/* Shares out the segments of keys that a block of rows sees among the last blocks of the cluster, a run of them
- * to each; the last one writes what comes of it. Returns whether this block has any. */
-template <class S> static __device__ __forceinline__ bool take_segments(given_task<S> &task)
+/* Shares out the segments of keys that a block of rows sees among the last thread blocks of the cluster, a run
+ * of them to each; the last one writes what comes of it. Returns whether this thread block has any. `edges`:
+ * which of them have more before and after. */
+template <class S> static __device__ __forceinline__ bool take_segments(row_block &block, tile_range &edges)
 {
-    task.receives = task.sends = false;
+    edges.receives = edges.sends = false;
     if constexpr (S::segment != 0) {
-        row_block &block = task.block;
-        const int ranks = (int)gridDim.y, rank = (int)blockIdx.y;
-        const int from = block.first / S::segment, to = (block.last + S::segment - 1) / S::segment,
-                  all = max(to - from, 1), used = min(all, ranks), n = rank - (ranks - used);
+        const int ranks = (int)gridDim.y, from = block.first / S::segment,
+                  to = (block.last + S::segment - 1) / S::segment, all = max(to - from, 1),
+                  used = min(all, ranks), n = (int)blockIdx.y - (ranks - used);
         if (n < 0) return false;
-        task.receives = n > 0, task.sends = n + 1 < used;
+        edges.receives = n > 0, edges.sends = n + 1 < used;
         block.first = max(block.first, (from + all * n / used) * S::segment);
         block.last = min(block.last, (from + all * (n + 1) / used) * S::segment);
     }
     return true;
+}
+
+/* Whether the rows of warpgroup w have sums of several segments. */
+template <class S>
+static __device__ __forceinline__ void mark_segments(tile_range &range, const tile_range &edges,
+                                                     const row_block &block, int w)
+{
+    if constexpr (S::segment != 0) {
+        constexpr int tiles = S::segment / S::keys;
+        const int before = block.first % S::segment / S::keys;
+        const bool any = w * ROWS < block.rows;
+        range.receives = any && edges.receives, range.sends = any && edges.sends;
+        range.folds = range.receives || range.sends ||
+                      (before + range.begin) / tiles < (before + range.end - 1) / tiles;
+    }
 }
 
 /* ------------------------------------------------------------------ copies */
@@ -149,24 +165,36 @@ static __device__ __forceinline__ void store_bytes(void *global, const void *sha
                  : "memory");
 }
 
-/* Tells all others of block n as task number `count`, whose place is free, and copies queries and probes for
- * each warpgroup when it has released those before. Where the sequence has no such block it does nothing. */
+/* Describes block n as task number `count`, whose place is free. Returns whether the sequence has such a block,
+ * and this thread block keys of it. */
 template <class S>
-static __device__ __forceinline__ void produce_task(given_forward_shared<S> &sm, const loam_problem &p,
-                                                    const loam_args &a, const given_forward_maps &maps,
-                                                    unsigned n, int rows, bool folds, unsigned &count)
+static __device__ __forceinline__ bool describe_task(given_forward_shared<S> &sm, const loam_problem &p,
+                                                     const loam_args &a, unsigned n, int rows, bool folds,
+                                                     unsigned count)
 {
-    constexpr unsigned bytes = (S::probed ? 2 : 1) * S::dim * ROWS * 2;
     given_task<S> &task = sm.task[count % TASKS];
     task.block = given_block_at<S>(p, a, n, rows);
     asm volatile("" ::: "memory"); /* no registers for it */
-    const row_block &block = task.block;
-    if (block.rows <= 0 || !take_segments<S>(task)) return;
+    tile_range edges;
+    if (task.block.rows <= 0 || !take_segments<S>(task.block, edges)) return false;
 #pragma unroll 1
-    for (int w = 0; w < S::consumers; w++)
-        task.range[w] = tiles_of<S::keys>(p, block, w);
+    for (int w = 0; w < S::consumers; w++) {
+        task.range[w] = tiles_of<S::keys>(p, task.block, w);
+        mark_segments<S>(task.range[w], edges, task.block, w);
+    }
     task.column = (int)(n % S::parts) * S::columns;
     task.folds = folds, task.number = n;
+    return true;
+}
+
+/* Tells all others of the task, and copies queries and probes for each warpgroup when it has released those
+ * before. */
+template <class S>
+static __device__ __forceinline__ void begin_task(given_forward_shared<S> &sm, const given_forward_maps &maps,
+                                                  unsigned count)
+{
+    constexpr unsigned bytes = (S::probed ? 2 : 1) * S::dim * ROWS * 2;
+    const row_block &block = sm.task[count % TASKS].block;
     barrier_arrive(&sm.task_ring.full[count % TASKS]);
     const int h = (int)block.h, b = (int)block.s.b, stage = count % S::row_stages;
     int token = (int)(block.s.q0 + block.i0);
@@ -176,7 +204,14 @@ static __device__ __forceinline__ void produce_task(given_forward_shared<S> &sm,
         load_tile<S::dim>(sm.query[w][stage], maps.q, full, token, h, b);
         if (S::probed) load_tile<S::dim>(sm.probe[w][stage], maps.probe, full, token, h, b);
     }
-    count++;
+}
+
+/* Block number `round` of this thread block, or `blocks`. A cluster takes its rounds backwards: the last rank
+ * alone has the blocks of early rows, and need not wait before them for the sums of late ones. */
+static __device__ __forceinline__ unsigned given_block_of_round(unsigned blocks, unsigned round)
+{
+    const unsigned last = (blocks - 1) / gridDim.x;
+    return block_of_round(blocks, gridDim.y > 1 ? last - round : round);
 }
 
 /* Waits until the place of task number `count` is free. Tells whether the block that had it has to be done
@@ -191,24 +226,25 @@ static __device__ __forceinline__ bool overflowed(given_forward_shared<S> &sm, u
     return true;
 }
 
-/* The producer thread of rows. */
+/* The producer thread of rows. described: the task of the first round is there. */
 template <class S>
 static __device__ __forceinline__ void produce_rows(given_forward_shared<S> &sm, const loam_problem &p,
                                                     const loam_args &a, const given_forward_maps &maps,
-                                                    unsigned blocks, int rows)
+                                                    unsigned blocks, int rows, bool described)
 {
     constexpr unsigned ends = given_forward_sums<S>::folded ? TASKS : 1;
-    unsigned count = 0, round = 0, end = 0;
+    unsigned count = 0, round = 1, end = 0;
+    if (described) begin_task(sm, maps, count++);
     while (end < ends) {
         unsigned n;
         const bool again = overflowed(sm, count + end, n);
         if (!again) {
             if (has_round<true>(blocks, round))
-                n = block_of_round(blocks, round++);
+                n = given_block_of_round(blocks, round++);
             else
                 n = blocks, end++;
         }
-        if (n < blocks) produce_task(sm, p, a, maps, n, rows, again, count);
+        if (n < blocks && describe_task(sm, p, a, n, rows, again, count)) begin_task(sm, maps, count++);
     }
     sm.task[count % TASKS].block.rows = 0;
     barrier_arrive(&sm.task_ring.full[count % TASKS]);

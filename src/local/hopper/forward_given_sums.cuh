@@ -36,6 +36,8 @@ template <class T, int DIM, bool PROBED, bool DECAYED> struct given_forward {
 #else
     static constexpr int segment = stages_saved ? 2048 : 0;
 #endif
+    /* What a warpgroup hands to the next of the cluster. */
+    static constexpr unsigned handed_bytes = ROWS * columns * 4 + THREADS * 16;
     static constexpr int rows = consumers * ROWS;
     static constexpr int threads = (consumers + 1) * THREADS;
 };
