@@ -176,8 +176,8 @@ static void same_bits_for_any_number_of_threads(void **state) { (void)state, for
 static void same_bits_at_any_place_in_the_batch(void **state) { (void)state, for_rows(check_places, 0); }
 static void same_bits_in_a_large_batch(void **state) { (void)state, for_rows(check_many, 1); }
 
-/* Lengths around and beyond the segments in which a row of Hopper sums keys, which thread blocks share out where
- * sequences and heads are as few as here. */
+/* Lengths around and beyond the segments in which a row of Hopper sums keys. Thread blocks share them out
+ * where sequences and heads are as few as here. */
 static spec long_variant(const loam_kernel_info *row, int number)
 {
     static const int64_t lengths[LONG_VARIANTS][2] = { { 2048, 2048 }, { 3100, 3100 }, { 4100, 4100 },

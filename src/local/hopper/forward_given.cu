@@ -447,15 +447,15 @@ static __device__ __forceinline__ void consume_rows(given_forward_shared<S> &sm,
         row_state_begin(sm.state[threadIdx.x], p, task.block);
         if (S::row_stages > 1 && at.row_count > 0)
             release_rows(sm, w, at.row_count - 1, stages_sums<S>(p, a));
-        bool folds = false, sends = false;
+        bool merges = false, sends = false;
         if constexpr (S::segment != 0) {
-            folds = __any_sync(0xffffffffu, task.range[w].folds);
-            if (folds) begin_segments(sm, w, task.range[w].receives, at.received);
+            merges = __any_sync(0xffffffffu, task.range[w].merges);
+            if (merges) begin_segments(sm, w, task.range[w].receives, at.received);
         }
         sweep_rows(sm, sums, a, task, w, scale2, at);
         warpgroup_sync(1 + w);
         if constexpr (S::segment != 0) {
-            if (folds) sends = end_segments(sm, sums, __any_sync(0xffffffffu, task.range[w].sends), at.sent);
+            if (merges) sends = end_segments(sm, sums, __any_sync(0xffffffffu, task.range[w].sends), at.sent);
         }
         if (!sends) epilogue(sums, sm, p, a, saved, maps, task, stage);
         if (S::row_stages == 1) release_rows(sm, w, at.row_count, false);

@@ -7,7 +7,7 @@
 
 /* ------------------------------------------------------------------ segments of keys */
 
-/* Begins with the rows of a task that folds: as number `received` of those that receive sums, if it does. */
+/* Begins with the rows of a task that merges segments: as number `received` of those that receive sums, if it does. */
 template <class S>
 static __device__ __forceinline__ void begin_segments(given_forward_shared<S> &sm, int w, bool receives,
                                                       unsigned &received)
@@ -27,14 +27,14 @@ static __device__ __forceinline__ void begin_segments(given_forward_shared<S> &s
 
 /* The sums o of a segment, with the weights `own`, become those of all segments to this one. */
 template <class S>
-static __device__ __forceinline__ void fold_segment(given_forward_shared<S> &sm, given_forward_sums<S> &sums,
-                                                    segment_weights &own)
+static __device__ __forceinline__ void merge_segment(given_forward_shared<S> &sm, given_forward_sums<S> &sums,
+                                                     segment_weights &own)
 {
     const segment_state &state = sm.segment[threadIdx.x];
     const unsigned awaited = warp_uniform(state.awaited);
     if (awaited != NOTHING_AWAITED)
         barrier_wait_cluster(&sm.received[warp_uniform(threadIdx.x / THREADS)], awaited);
-    fold_segments(sums.o, own, state.total, sm.saved[threadIdx.x / 32].part);
+    merge_segments(sums.o, own, state.total, sm.saved[threadIdx.x / 32].part);
 }
 
 /* Where the last tile of a segment is done but for o: the next weights are those of another segment. */
@@ -51,7 +51,7 @@ static __device__ __forceinline__ void close_segment(given_forward_shared<S> &sm
 {
     segment_state &state = sm.segment[threadIdx.x];
     segment_weights own = state.ended;
-    fold_segment(sm, sums, own);
+    merge_segment(sm, sums, own);
     store_wait<0>();
     __syncwarp();
     put_segments(sm.saved[threadIdx.x / 32].part, sums.o);
@@ -78,15 +78,15 @@ static __device__ __forceinline__ void send_segments(given_forward_shared<S> &sm
     }
 }
 
-/* At the end of a task that folds: its last segment, and sums that are handed on where others do the rest.
- * Returns whether it is so, else `sums` and omega of row_state are of all keys. */
+/* At the end of a task that merges segments: its last segment, and sums that are handed on where others do
+ * the rest. Returns whether it is so, else `sums` and omega of row_state are of all keys. */
 template <class S>
 static __device__ __forceinline__ bool end_segments(given_forward_shared<S> &sm, given_forward_sums<S> &sums,
                                                     bool sends, unsigned &sent)
 {
     row_state &state = sm.state[threadIdx.x];
     segment_weights own = { { sums.m[0], sums.m[1] }, { state.omega[0], state.omega[1] } };
-    fold_segment(sm, sums, own);
+    merge_segment(sm, sums, own);
     if (sends) send_segments(sm, sums, own, sent++);
 #pragma unroll
     for (int row = 0; row < 2; row++)

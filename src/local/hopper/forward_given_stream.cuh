@@ -14,9 +14,9 @@
  * these rows see keys unmasked_begin .. unmasked_end - 1. */
 struct tile_range {
     int begin, end, tiles, unmasked_begin, unmasked_end;
-    /* Where keys are in segments: whether the block before it in the cluster hands over sums of the same rows,
-     * whether this one does, and whether either is so or the tiles are of several segments. */
-    bool receives, sends, folds;
+    /* Where keys are in segments: whether the block before it in the cluster hands over sums of the same
+     * rows, whether this one does, and whether either is so or the tiles are of several segments. */
+    bool receives, sends, merges;
 };
 
 /* A block of rows, as one thread of the producers tells all others: its 64-bit divisions take a microsecond.
@@ -32,8 +32,8 @@ template <class S> struct given_task {
 };
 enum { TASKS = 2 };
 
-/* Of the rows of a warp: means to be saved, whose pitch spreads eight rows over all banks, or, until they are,
- * o of the segments of keys before, a lane's part side by side. */
+/* Of the rows of a warp: means to be saved, whose pitch spreads eight rows over all banks, or, before, o of
+ * the segments of keys so far, a lane's part side by side. */
 template <int COLUMNS> union warp_sums {
     float row[16][COLUMNS + 8];
     float4 part[COLUMNS / 8][32];
@@ -115,9 +115,9 @@ static __device__ __forceinline__ tile_range tiles_of(const loam_problem &p, con
     return range;
 }
 
-/* Shares out the segments of keys that a block of rows sees among the last thread blocks of the cluster, a run
- * of them to each; the last one writes what comes of it. Returns whether this thread block has any. `edges`:
- * which of them have more before and after. */
+/* Shares out the segments of keys that a block of rows sees among the last thread blocks of the cluster, a
+ * run of them to each; the last one writes what comes of it. Returns whether this thread block has any.
+ * edges: whether there are some before and after. */
 template <class S> static __device__ __forceinline__ bool take_segments(row_block &block, tile_range &edges)
 {
     edges.receives = edges.sends = false;
@@ -143,8 +143,8 @@ static __device__ __forceinline__ void mark_segments(tile_range &range, const ti
         const int before = block.first % S::segment / S::keys;
         const bool any = w * ROWS < block.rows;
         range.receives = any && edges.receives, range.sends = any && edges.sends;
-        range.folds = range.receives || range.sends ||
-                      (before + range.begin) / tiles < (before + range.end - 1) / tiles;
+        range.merges = range.receives || range.sends ||
+                       (before + range.begin) / tiles < (before + range.end - 1) / tiles;
     }
 }
 
@@ -165,8 +165,8 @@ static __device__ __forceinline__ void store_bytes(void *global, const void *sha
                  : "memory");
 }
 
-/* Describes block n as task number `count`, whose place is free. Returns whether the sequence has such a block,
- * and this thread block keys of it. */
+/* Describes block n as task number `count`, whose place is free. Returns whether there is something to do:
+ * the sequence has such a block, and this thread block a part of its keys. */
 template <class S>
 static __device__ __forceinline__ bool describe_task(given_forward_shared<S> &sm, const loam_problem &p,
                                                      const loam_args &a, unsigned n, int rows, bool folds,
@@ -187,8 +187,18 @@ static __device__ __forceinline__ bool describe_task(given_forward_shared<S> &sm
     return true;
 }
 
+/* Copies the keys from key j of a block on, as tile number `count`. */
+template <class S>
+static __device__ __forceinline__ void copy_keys(given_forward_shared<S> &sm, const given_forward_maps &maps,
+                                                 const row_block &block, int j, unsigned count)
+{
+    uint64_t *full = ring_acquire(sm.key_ring, count, S::dim * S::keys * 2);
+    load_tile<S::dim, S::keys>(sm.keys[count % S::key_stages], maps.k, full, (int)block.s.k0 + j,
+                               (int)block.h_kv, (int)block.s.b);
+}
+
 /* Tells all others of the task, and copies queries and probes for each warpgroup when it has released those
- * before. */
+ * before. The first tile of keys of all comes before the queries of its block. */
 template <class S>
 static __device__ __forceinline__ void begin_task(given_forward_shared<S> &sm, const given_forward_maps &maps,
                                                   unsigned count)
@@ -196,6 +206,7 @@ static __device__ __forceinline__ void begin_task(given_forward_shared<S> &sm, c
     constexpr unsigned bytes = (S::probed ? 2 : 1) * S::dim * ROWS * 2;
     const row_block &block = sm.task[count % TASKS].block;
     barrier_arrive(&sm.task_ring.full[count % TASKS]);
+    if (count == 0 && block.first < block.last) copy_keys(sm, maps, block, block.first, 0);
     const int h = (int)block.h, b = (int)block.s.b, stage = count % S::row_stages;
     int token = (int)(block.s.q0 + block.i0);
 #pragma unroll 1
@@ -283,26 +294,25 @@ template <class S>
 static __device__ __forceinline__ void produce_tiles(given_forward_shared<S> &sm,
                                                      const given_forward_maps &maps)
 {
-    constexpr unsigned key_bytes = S::dim * S::keys * 2, value_bytes = S::columns * S::keys * 2;
+    constexpr unsigned value_bytes = S::columns * S::keys * 2;
     const bool first = threadIdx.x % 32 == 0;
     unsigned count = 0, tails = 0;
+    bool begun = false;
     for_each_task(sm, [&](const row_block &block, int column) {
         for (int j = block.first; j < block.last; j += S::keys, count++) {
             const unsigned stage = count % S::value_stages;
-            const int64_t token = block.s.k0 + j;
             const bool full_tile = block.last - j >= S::keys;
             if (first) {
-                uint64_t *full = ring_acquire(sm.key_ring, count, key_bytes);
-                load_tile<S::dim, S::keys>(sm.keys[count % S::key_stages], maps.k, full, (int)token,
-                                           (int)block.h_kv, (int)block.s.b);
+                uint64_t *full;
+                if (begun) copy_keys(sm, maps, block, j, count);
                 if (full_tile) {
                     full = ring_acquire(sm.value_ring, count, value_bytes);
                 } else {
                     barrier_wait(&sm.value_ring.empty[stage], count / S::value_stages % 2 ^ 1);
                     barrier_expect(full = &sm.tail, value_bytes);
                 }
-                load_tile<S::columns, S::keys>(sm.values[stage], maps.v, full, (int)token, (int)block.h_kv,
-                                               (int)block.s.b, column);
+                load_tile<S::columns, S::keys>(sm.values[stage], maps.v, full, (int)block.s.k0 + j,
+                                               (int)block.h_kv, (int)block.s.b, column);
             }
             if (!full_tile) {
                 __syncwarp();
@@ -312,8 +322,10 @@ static __device__ __forceinline__ void produce_tiles(given_forward_shared<S> &sm
                 __syncwarp();
                 if (first) barrier_arrive(&sm.value_ring.full[stage]);
             }
+            begun = true;
             __syncwarp();
         }
+        begun = true;
     });
 }
 

@@ -28,9 +28,9 @@ template <class T, int DIM, bool PROBED, bool DECAYED> struct given_forward {
     static constexpr bool ahead = !PROBED && DIM == 64;
     /* Whether there is shared memory for the means that are saved, from where bulk copies take them. */
     static constexpr bool stages_saved = !PROBED && DIM == 64;
-    /* Keys of a segment, all of which are summed by themselves and then folded in order, so that the thread
-     * blocks of a cluster may have some each; 0: all keys are one. There is shared memory for the total of the
-     * segments where means are staged, in their place. */
+    /* Keys of a segment. Each is summed by itself, and the sums are merged in order, so that the thread
+     * blocks of a cluster may have some each and bits stay the same; 0: all keys are one. There is shared
+     * memory for the total where means are staged, in their place. */
 #ifdef H_SEGMENT
     static constexpr int segment = stages_saved ? H_SEGMENT : 0;
 #else
@@ -279,8 +279,8 @@ static __device__ __forceinline__ void fold_weights(given_forward_sums<S> &g, ro
 /* Adds the segments before, `before` and `part`, which is their o of a lane, to the sums o of the segments
  * after, whose weights are `own`. All rows of a warp may have seen no key before: nothing changes then. */
 template <int TILES>
-static __device__ __forceinline__ void fold_segments(float (&o)[TILES][8][4], segment_weights &own,
-                                                     const segment_weights &before, const float4 (*part)[32])
+static __device__ __forceinline__ void merge_segments(float (&o)[TILES][8][4], segment_weights &own,
+                                                      const segment_weights &before, const float4 (*part)[32])
 {
     const bool any = before.m[0] != -INFINITY || before.m[1] != -INFINITY || before.omega[0] != 0 ||
                      before.omega[1] != 0;
