@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * Clusters of thread blocks on Hopper, which run at the same time and reach each other's shared memory. A grid
- * is of [clusters, ranks] blocks: blockIdx.y is a block's rank in its cluster. */
+ * Clusters of thread blocks on Hopper, which run at the same time and reach each other's shared memory. A
+ * grid is of [clusters, ranks] blocks: blockIdx.y is a block's rank in its cluster. */
 #ifndef LOAM_GPU_CLUSTER_CUH
 #define LOAM_GPU_CLUSTER_CUH
 
@@ -23,8 +23,8 @@ static __device__ __forceinline__ void cluster_wait()
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-/* The address of what lies in shared memory of block `rank` where `own` lies here. That block must have begun,
- * and must not end before it is used. */
+/* The address of what lies in shared memory of block `rank` where `own` lies here. That block must have
+ * begun, and must not end before it is used. */
 static __device__ __forceinline__ uint32_t cluster_address(const void *own, unsigned rank)
 {
     uint32_t address;

@@ -529,17 +529,17 @@ template <class S> static int64_t blocks_of(const loam_problem *p, int rows)
     return (p->len_q + rows - 1) / rows * p->batch * p->heads_q * S::parts;
 }
 
-/* Rows of a block, and thread blocks of a cluster, which have some of its segments of keys each. Bits depend on
- * neither. */
+/* Rows of a block, and thread blocks of a cluster, which have some of its segments of keys each. Bits depend
+ * on neither. */
 struct launch_shape {
     int rows, ranks;
 };
 
-/* Of clusters of which `most` blocks of work at a time fit the GPU: one, unless there are so few that
- * multiprocessors are left and each gets at least about half a segment. */
+/* More than one thread block where there are so few blocks of rows that `most` of them at a time would leave
+ * multiprocessors over, and each thread block gets half a segment at least. */
 template <class S> static int ranks_of_clusters(const loam_problem *p, int64_t blocks, int64_t most)
 {
-    enum { MOST = 8 }; /* of every GPU */
+    enum { MOST = 8 }; /* what every GPU with clusters has */
     int ranks = 1;
     while (ranks < MOST && 2 * p->len_kv >= (4 * ranks - 1) * (int64_t)S::segment &&
            2 * ranks * blocks <= most)
@@ -547,9 +547,9 @@ template <class S> static int ranks_of_clusters(const loam_problem *p, int64_t b
     return ranks;
 }
 
-/* Where blocks are few, clusters share out their keys, or they have the rows of fewer warpgroups, which then
- * run alone and faster. Where late rows see all keys and early ones few, a block of late rows takes as long as
- * two that follow each other. */
+/* Where blocks are few, clusters share out their keys, or they have the rows of fewer warpgroups, which
+ * then run alone and faster. Where late rows see all keys and early ones few, a block of late rows takes as
+ * long as two that follow each other. */
 template <class S> static launch_shape shape_of_launch(const loam_problem *p, int multiprocessors)
 {
     const int rounds = p->causal && p->window == 0 && p->len_q == p->len_kv ? 2 : 1;

@@ -7,7 +7,8 @@
 
 /* ------------------------------------------------------------------ segments of keys */
 
-/* Begins with the rows of a task that merges segments: as number `received` of those that receive sums, if it does. */
+/* Begins with the rows of a task that merges segments: as number `received` of those that receive sums, if it
+ * is one. */
 template <class S>
 static __device__ __forceinline__ void begin_segments(given_forward_shared<S> &sm, int w, bool receives,
                                                       unsigned &received)
