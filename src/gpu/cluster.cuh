@@ -81,7 +81,10 @@ static loam_status cuda_launch_clusters(const char *name, void (*kernel)(PARAMET
     config.stream = (cudaStream_t)stream;
     config.attrs = &cluster, config.numAttrs = ranks > 1;
     if (ranks > 1) TRY(cuda_check(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config), name, error));
-    config.gridDim.x = (unsigned)(works < clusters ? works : clusters);
+    const int64_t rounds = (works + clusters - 1) / clusters;
+    config.gridDim.x = (unsigned)(ranks > 1          ? (works + rounds - 1) / rounds
+                                  : works < clusters ? works
+                                                     : clusters);
     return cuda_check(cudaLaunchKernelEx(&config, kernel, arguments...), name, error);
 }
 

@@ -161,13 +161,6 @@ static __device__ __forceinline__ void sweep_keys(const forward_consumer<S> &wg,
     }
 }
 
-/* Whether another segment of keys begins with key j. */
-template <class S> static __device__ __forceinline__ bool begins_segment(int j)
-{
-    if constexpr (S::segment != 0) return j % S::segment == 0;
-    return false;
-}
-
 /* The same with two tiles of scores, where there are registers for them: beside o += w v of a tile, the
  * products q . k of the next but one are asked for, so that weights wait for no products. One step: s becomes
  * weights w of tile `count`, and `next` the products of the tile after. Masks come first, since products
@@ -178,7 +171,6 @@ static __device__ __forceinline__ void step_ahead(const forward_consumer<S> &wg,
                                                   weights_operand<1, BLOCKS / 2, typename S::type> &w, int j,
                                                   unsigned count)
 {
-    const bool begins = !FIRST && begins_segment<S>(j);
     float top[2], rescale[2], offset[2];
     if (!S::decayed) mask_scores(wg, s, j);
     if (!LAST) ring_wait(wg.sm.key_ring, count + 1);
@@ -200,13 +192,9 @@ static __device__ __forceinline__ void step_ahead(const forward_consumer<S> &wg,
     if (!FIRST) {
         wgmma_results(wg.acc.o);
         ring_release(wg.sm.value_ring, count - 1);
-        if (begins)
-            close_segment(wg.sm, wg.acc);
-        else if (moves)
-            rescale_sums(wg.acc, rescale);
+        if (moves) rescale_sums(wg.acc, rescale);
     }
     split_weights(w, s);
-    if (!LAST && begins_segment<S>(j + S::keys)) leave_segment(wg.sm, wg.acc);
 }
 
 template <class S, int BLOCKS>
@@ -278,6 +266,25 @@ static __device__ __forceinline__ void finish_keys(const forward_consumer<S> &wg
     wgmma_results(s);
     wgmma_results(wg.acc.o);
     ring_release(wg.sm.value_ring, last);
+}
+
+/* All tiles, of which those of a segment are swept at a time. */
+template <class S, int BLOCKS>
+static __device__ __forceinline__ void sweep_segments(const forward_consumer<S> &wg, float (&s)[2][BLOCKS][4],
+                                                      bool ready,
+                                                      weights_operand<1, BLOCKS / 2, typename S::type> &w,
+                                                      int j, unsigned count, unsigned end)
+{
+#pragma unroll 1
+    for (;;) {
+        const unsigned left = (unsigned)(S::segment - j % S::segment) / S::keys;
+        const unsigned stop = min(count + left, end);
+        sweep_ahead(wg, s, ready, w, j, count, stop);
+        if (stop == end) break;
+        finish_keys(wg, w, stop - 1, wg.query, s[0]);
+        close_segment(wg.sm, wg.acc);
+        ready = true, j += (int)(stop - count) * S::keys, count = stop;
+    }
 }
 
 /* The same with a probe, one tile after another, since there are no registers for two: the weights overlap
@@ -410,8 +417,8 @@ static __device__ __forceinline__ void sweep_rows(given_forward_shared<S> &sm, g
             sweep_probed(wg, j, begin, end);
         } else {
             weights_operand<1, S::keys / 16, typename S::type> weights;
-            if constexpr (S::ahead)
-                sweep_ahead(wg, at.s, at.ready, weights, j, begin, end);
+            if constexpr (S::segment != 0)
+                sweep_segments(wg, at.s, at.ready, weights, j, begin, end);
             else
                 sweep_keys(wg, at.s[0], at.ready, weights, j, begin, end);
             at.ready = next_follows(sm, range, w, at.row_count + 1);

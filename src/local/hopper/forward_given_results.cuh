@@ -38,26 +38,17 @@ static __device__ __forceinline__ void merge_segment(given_forward_shared<S> &sm
     merge_segments(sums.o, own, state.total, sm.saved[threadIdx.x / 32].part);
 }
 
-/* Where the last tile of a segment is done but for o: the next weights are those of another segment. */
-template <class S>
-static __device__ __forceinline__ void leave_segment(given_forward_shared<S> &sm, given_forward_sums<S> &sums)
-{
-    sm.segment[threadIdx.x].ended = { { sums.m[0], sums.m[1] }, { sums.omega[0], sums.omega[1] } };
-    sums.m[0] = sums.m[1] = -INFINITY, sums.omega[0] = sums.omega[1] = 0;
-}
-
-/* And when o is there. */
+/* The sums are those of a segment, and another one begins. */
 template <class S>
 static __device__ __forceinline__ void close_segment(given_forward_shared<S> &sm, given_forward_sums<S> &sums)
 {
-    segment_state &state = sm.segment[threadIdx.x];
-    segment_weights own = state.ended;
+    segment_weights own = { { sums.m[0], sums.m[1] }, { sums.omega[0], sums.omega[1] } };
     merge_segment(sm, sums, own);
     store_wait<0>();
     __syncwarp();
     put_segments(sm.saved[threadIdx.x / 32].part, sums.o);
-    state.total = own;
-    clear(sums.o[0]);
+    sm.segment[threadIdx.x].total = own;
+    clear_forward_sums(sums);
 }
 
 /* Hands sums to the next block of the cluster, as number `sent`. */

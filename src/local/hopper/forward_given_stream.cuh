@@ -41,10 +41,10 @@ template <int COLUMNS> union warp_sums {
 template <> union warp_sums<0> {
 };
 
-/* What a thread knows of segments: their weights but for the last one, and, for as long as the products of
- * that with the values run, its own; and the parity of the hand-over to wait for before, if any. */
+/* What a thread knows of the segments before that which it sums: their weights, and the parity of the
+ * hand-over to wait for before they are there, if any. */
 struct segment_state {
-    segment_weights total, ended;
+    segment_weights total;
     unsigned awaited;
 };
 enum { NOTHING_AWAITED = 2 };
@@ -187,18 +187,8 @@ static __device__ __forceinline__ bool describe_task(given_forward_shared<S> &sm
     return true;
 }
 
-/* Copies the keys from key j of a block on, as tile number `count`. */
-template <class S>
-static __device__ __forceinline__ void copy_keys(given_forward_shared<S> &sm, const given_forward_maps &maps,
-                                                 const row_block &block, int j, unsigned count)
-{
-    uint64_t *full = ring_acquire(sm.key_ring, count, S::dim * S::keys * 2);
-    load_tile<S::dim, S::keys>(sm.keys[count % S::key_stages], maps.k, full, (int)block.s.k0 + j,
-                               (int)block.h_kv, (int)block.s.b);
-}
-
 /* Tells all others of the task, and copies queries and probes for each warpgroup when it has released those
- * before. The first tile of keys of all comes before the queries of its block. */
+ * before. */
 template <class S>
 static __device__ __forceinline__ void begin_task(given_forward_shared<S> &sm, const given_forward_maps &maps,
                                                   unsigned count)
@@ -206,7 +196,6 @@ static __device__ __forceinline__ void begin_task(given_forward_shared<S> &sm, c
     constexpr unsigned bytes = (S::probed ? 2 : 1) * S::dim * ROWS * 2;
     const row_block &block = sm.task[count % TASKS].block;
     barrier_arrive(&sm.task_ring.full[count % TASKS]);
-    if (count == 0 && block.first < block.last) copy_keys(sm, maps, block, block.first, 0);
     const int h = (int)block.h, b = (int)block.s.b, stage = count % S::row_stages;
     int token = (int)(block.s.q0 + block.i0);
 #pragma unroll 1
@@ -294,25 +283,26 @@ template <class S>
 static __device__ __forceinline__ void produce_tiles(given_forward_shared<S> &sm,
                                                      const given_forward_maps &maps)
 {
-    constexpr unsigned value_bytes = S::columns * S::keys * 2;
+    constexpr unsigned key_bytes = S::dim * S::keys * 2, value_bytes = S::columns * S::keys * 2;
     const bool first = threadIdx.x % 32 == 0;
     unsigned count = 0, tails = 0;
-    bool begun = false;
     for_each_task(sm, [&](const row_block &block, int column) {
         for (int j = block.first; j < block.last; j += S::keys, count++) {
             const unsigned stage = count % S::value_stages;
+            const int64_t token = block.s.k0 + j;
             const bool full_tile = block.last - j >= S::keys;
             if (first) {
-                uint64_t *full;
-                if (begun) copy_keys(sm, maps, block, j, count);
+                uint64_t *full = ring_acquire(sm.key_ring, count, key_bytes);
+                load_tile<S::dim, S::keys>(sm.keys[count % S::key_stages], maps.k, full, (int)token,
+                                           (int)block.h_kv, (int)block.s.b);
                 if (full_tile) {
                     full = ring_acquire(sm.value_ring, count, value_bytes);
                 } else {
                     barrier_wait(&sm.value_ring.empty[stage], count / S::value_stages % 2 ^ 1);
                     barrier_expect(full = &sm.tail, value_bytes);
                 }
-                load_tile<S::columns, S::keys>(sm.values[stage], maps.v, full, (int)block.s.k0 + j,
-                                               (int)block.h_kv, (int)block.s.b, column);
+                load_tile<S::columns, S::keys>(sm.values[stage], maps.v, full, (int)token, (int)block.h_kv,
+                                               (int)block.s.b, column);
             }
             if (!full_tile) {
                 __syncwarp();
@@ -322,10 +312,8 @@ static __device__ __forceinline__ void produce_tiles(given_forward_shared<S> &sm
                 __syncwarp();
                 if (first) barrier_arrive(&sm.value_ring.full[stage]);
             }
-            begun = true;
             __syncwarp();
         }
-        begun = true;
     });
 }
 
