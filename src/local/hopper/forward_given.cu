@@ -419,6 +419,8 @@ static __device__ __forceinline__ void sweep_rows(given_forward_shared<S> &sm, g
             weights_operand<1, S::keys / 16, typename S::type> weights;
             if constexpr (S::segment != 0)
                 sweep_segments(wg, at.s, at.ready, weights, j, begin, end);
+            else if constexpr (S::ahead)
+                sweep_ahead(wg, at.s, at.ready, weights, j, begin, end);
             else
                 sweep_keys(wg, at.s[0], at.ready, weights, j, begin, end);
             at.ready = next_follows(sm, range, w, at.row_count + 1);
@@ -500,13 +502,9 @@ __global__ void __launch_bounds__(S::threads, 1)
     given_forward_shared<S> &sm = *(given_forward_shared<S> *)swizzled_memory;
     constexpr int first_producer = S::consumers * THREADS;
     const bool clustered = S::segment && gridDim.y > 1;
-    bool described = false;
     if (threadIdx.x == first_producer) {
         prefetch_map(&maps.q), prefetch_map(&maps.k), prefetch_map(&maps.v);
         if (S::probed) prefetch_map(&maps.probe);
-    } else if (threadIdx.x == first_producer + 32) {
-        const unsigned n = given_block_of_round(blocks, 0);
-        described = n < blocks && describe_task(sm, p, a, n, rows, false, 0);
     } else if (threadIdx.x == 0) {
         init_barriers(sm);
     }
@@ -517,7 +515,7 @@ __global__ void __launch_bounds__(S::threads, 1)
         if (threadIdx.x / 32 == S::consumers * 4) {
             produce_tiles(sm, maps);
         } else if (threadIdx.x == first_producer + 32) {
-            produce_rows(sm, p, a, maps, blocks, rows, described);
+            produce_rows(sm, p, a, maps, blocks, rows);
         } else if (S::decayed && threadIdx.x / 32 == S::consumers * 4 + 2) {
             if constexpr (S::decayed) produce_decay(sm, a);
         }
@@ -596,6 +594,10 @@ template <class T, bool PROBED, bool DECAYED>
 static loam_status launch_dim(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     const int64_t dim = p->dim_qk > p->dim_v ? p->dim_qk : p->dim_v;
+    if constexpr (!PROBED) {
+        typedef given_forward<T, 64, PROBED, DECAYED, true> segmented;
+        if (dim <= 64 && p->len_kv > segmented::segment) return launch<segmented>(p, a, error);
+    }
     if (dim <= 64) return launch<given_forward<T, 64, PROBED, DECAYED>>(p, a, error);
     if (dim <= 128) return launch<given_forward<T, 128, PROBED, DECAYED>>(p, a, error);
     if constexpr (!PROBED) {

@@ -9,8 +9,9 @@
 
 #include <cfloat>
 
-/* Of a kernel: numbers of type T, tiles of DIM channels, a probe or none, scores that decay or do not. */
-template <class T, int DIM, bool PROBED, bool DECAYED> struct given_forward {
+/* Of a kernel: numbers of type T, tiles of DIM channels, a probe or none, scores that decay or do not, and
+ * keys in segments or not. */
+template <class T, int DIM, bool PROBED, bool DECAYED, bool SEGMENTED = false> struct given_forward {
     typedef T type;
     static constexpr int dim = DIM;
     static constexpr bool probed = PROBED, decayed = DECAYED;
@@ -31,11 +32,10 @@ template <class T, int DIM, bool PROBED, bool DECAYED> struct given_forward {
     /* Keys of a segment. Each is summed by itself, and the sums are merged in order, so that the thread
      * blocks of a cluster may have some each and bits stay the same; 0: all keys are one. There is shared
      * memory for the total where means are staged, in their place. */
-#ifdef H_SEGMENT
-    static constexpr int segment = stages_saved ? H_SEGMENT : 0;
-#else
-    static constexpr int segment = stages_saved ? 2048 : 0;
+#ifndef H_SEGMENT
+#define H_SEGMENT 2048
 #endif
+    static constexpr int segment = SEGMENTED ? H_SEGMENT : 0;
     /* What a warpgroup hands to the next of the cluster. */
     static constexpr unsigned handed_bytes = ROWS * columns * 4 + THREADS * 16;
     static constexpr int rows = consumers * ROWS;
