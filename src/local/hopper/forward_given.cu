@@ -502,9 +502,13 @@ __global__ void __launch_bounds__(S::threads, 1)
     given_forward_shared<S> &sm = *(given_forward_shared<S> *)swizzled_memory;
     constexpr int first_producer = S::consumers * THREADS;
     const bool clustered = S::segment && gridDim.y > 1;
+    bool described = false;
     if (threadIdx.x == first_producer) {
         prefetch_map(&maps.q), prefetch_map(&maps.k), prefetch_map(&maps.v);
         if (S::probed) prefetch_map(&maps.probe);
+    } else if (threadIdx.x == first_producer + 32) {
+        const unsigned n = given_block_of_round(blocks, 0);
+        described = n < blocks && describe_task(sm, p, a, n, rows, false, 0);
     } else if (threadIdx.x == 0) {
         init_barriers(sm);
     }
@@ -515,7 +519,7 @@ __global__ void __launch_bounds__(S::threads, 1)
         if (threadIdx.x / 32 == S::consumers * 4) {
             produce_tiles(sm, maps);
         } else if (threadIdx.x == first_producer + 32) {
-            produce_rows(sm, p, a, maps, blocks, rows);
+            produce_rows(sm, p, a, maps, blocks, rows, described);
         } else if (S::decayed && threadIdx.x / 32 == S::consumers * 4 + 2) {
             if constexpr (S::decayed) produce_decay(sm, a);
         }
@@ -594,7 +598,7 @@ template <class T, bool PROBED, bool DECAYED>
 static loam_status launch_dim(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     const int64_t dim = p->dim_qk > p->dim_v ? p->dim_qk : p->dim_v;
-    if constexpr (!PROBED) {
+    if constexpr (!PROBED) { /* bits are the same where no row has more than one segment */
         typedef given_forward<T, 64, PROBED, DECAYED, true> segmented;
         if (dim <= 64 && p->len_kv > segmented::segment) return launch<segmented>(p, a, error);
     }

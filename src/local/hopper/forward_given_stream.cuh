@@ -226,14 +226,15 @@ static __device__ __forceinline__ bool overflowed(given_forward_shared<S> &sm, u
     return true;
 }
 
-/* The producer thread of rows. */
+/* The producer thread of rows. described: the task of the first round is there. */
 template <class S>
 static __device__ __forceinline__ void produce_rows(given_forward_shared<S> &sm, const loam_problem &p,
                                                     const loam_args &a, const given_forward_maps &maps,
-                                                    unsigned blocks, int rows)
+                                                    unsigned blocks, int rows, bool described)
 {
     constexpr unsigned ends = given_forward_sums<S>::folded ? TASKS : 1;
-    unsigned count = 0, round = 0, end = 0;
+    unsigned count = 0, round = 1, end = 0;
+    if (described) begin_task(sm, maps, count++);
     while (end < ends) {
         unsigned n;
         const bool again = overflowed(sm, count + end, n);

@@ -32,10 +32,7 @@ template <class T, int DIM, bool PROBED, bool DECAYED, bool SEGMENTED = false> s
     /* Keys of a segment. Each is summed by itself, and the sums are merged in order, so that the thread
      * blocks of a cluster may have some each and bits stay the same; 0: all keys are one. There is shared
      * memory for the total where means are staged, in their place. */
-#ifndef H_SEGMENT
-#define H_SEGMENT 2048
-#endif
-    static constexpr int segment = SEGMENTED ? H_SEGMENT : 0;
+    static constexpr int segment = SEGMENTED ? 2048 : 0;
     /* What a warpgroup hands to the next of the cluster. */
     static constexpr unsigned handed_bytes = ROWS * columns * 4 + THREADS * 16;
     static constexpr int rows = consumers * ROWS;
