@@ -114,8 +114,8 @@ static __device__ __forceinline__ key_folds key_folds_of(const loam_problem &p, 
     }
     const float scale = fabsf((float)p.scale);
     const int by_scale = S::probed && scale > 1 ? ilogbf(scale) + 1 : 0;
-    return { exp2f(-(float)(arrays.state[at] + by_scale)), exp2f(-(float)arrays.state[key_falls(p) / 2 + at]),
-             1, 1, true };
+    const float by_probe = S::probed ? exp2f(-(float)arrays.state[key_falls(p) / 2 + at]) : 1;
+    return { exp2f(-(float)(arrays.state[at] + by_scale)), by_probe, 1, 1, true };
 }
 
 struct key_maps {

@@ -25,7 +25,8 @@ static inline void ended_blocks_carve(ended_blocks (&ended)[2], const loam_probl
     }
 }
 
-/* The copy in fp16, where it is needed, and what row matrices need lie behind the workspace of the adjoint solve in cuda/. */
+/* The copy in fp16, where it is needed, and what row matrices need lie behind the workspace of the adjoint
+ * solve in cuda/. */
 static inline rows_plan rows_plan_of(const loam_problem *p, void *memory, size_t *bytes)
 {
     rows_plan plan = {};
