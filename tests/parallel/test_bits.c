@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { VARIANTS = 5, MOST_THREADS = 4, BATCH = 3, MANY = 40, MORE_QUERIES = 130 };
+enum { VARIANTS = 5, MOST_THREADS = 4, BATCH = 3, MANY = 40, MORE_QUERIES = 130, LONG_VARIANTS = 8 };
 
 /* Sequences are shorter where a sanitizer makes all of this slow. */
 #ifdef __SANITIZE_ADDRESS__
@@ -176,6 +176,46 @@ static void same_bits_for_any_number_of_threads(void **state) { (void)state, for
 static void same_bits_at_any_place_in_the_batch(void **state) { (void)state, for_rows(check_places, 0); }
 static void same_bits_in_a_large_batch(void **state) { (void)state, for_rows(check_many, 1); }
 
+/* Lengths around and beyond the segments in which a row of Hopper sums keys. Thread blocks share them out
+ * where sequences and heads are as few as here. */
+static spec long_variant(const loam_kernel_info *row, int number)
+{
+    static const int64_t lengths[LONG_VARIANTS][2] = { { 2048, 2048 }, { 3100, 3100 }, { 4100, 4100 },
+                                                       { 6300, 6300 }, { 4500, 4500 }, { 130, 4096 },
+                                                       { 70, 9000 },   { 65, 17000 } };
+    spec s = spec_default(LOAM_SOFTMAX, LOAM_FORWARD, lengths[number][1], number == 1 ? 40 : 64, 64);
+    s.len_q = lengths[number][0];
+    s.heads_q = number == 2 ? 4 : number == 5 ? 2 : 1;
+    s.heads_kv = number == 2 ? 2 : 1;
+    s.dtype = number % 2 ? LOAM_F16 : LOAM_BF16;
+    s.causal = number != 5;
+    s.window = number == 4 ? 2300 : 0;
+    s.decay = number == 2 || number == 7;
+    s.sink = number == 6;
+    s.omit = spec_omit(SLOT_WEIGHTS) | (number == 0 ? SPEC_OMIT_SAVED : 0);
+    s.backend = LOAM_BACKEND_AUTO;
+    s.seed = 91 + number;
+    snprintf(s.kernel, sizeof s.kernel, "%s", row->name);
+    return s;
+}
+
+static void same_bits_of_long_sequences(void **state)
+{
+    (void)state;
+    loam_kernel_info row;
+    for (int i = 0; loam_kernel_at(i, &row) == LOAM_OK; i++) {
+        const int wanted = row.available && kernel_tiled(&row) &&
+                           strncmp(row.name, "local_forward_", 14) == 0;
+        for (int number = 0; wanted && number < LONG_VARIANTS; number++) {
+            const spec s = long_variant(&row, number);
+            values alone = values_make(&s);
+            expect_run(&alone);
+            check_place(&alone, s.len_q > MORE_QUERIES ? BATCH * BATCH : MANY, 2);
+            values_free(&alone);
+        }
+    }
+}
+
 /* Queries that see all keys: some of them alone, and among others of their head. */
 static void check_fewer(spec s, int64_t fewer)
 {
@@ -248,15 +288,43 @@ static void same_bits_of_few_queries(void **state)
     }
 }
 
+/* Where blocks of rows are few, several thread blocks of a GPU may share the keys of one, from 24 tiles of 64
+ * on; the batch has enough blocks for all multiprocessors. */
+static void same_bits_where_keys_are_shared(void **state)
+{
+    (void)state;
+    static const int64_t lengths[] = { 1472, 1536, 1600, 2100 };
+    loam_kernel_info row;
+    for (int i = 0; loam_kernel_at(i, &row) == LOAM_OK; i++) {
+        const int wanted = row.available && kernel_tiled(&row) && strcmp(row.pass, "forward") == 0 &&
+                           kernel_lists(row.mechanisms, "lla") && !kernel_turns_keys(row.name);
+        for (int number = 0; wanted && number < 8; number++) {
+            spec s = spec_default(LOAM_LLA, LOAM_FORWARD, lengths[number % 4], number < 4 ? 64 : 128, 64);
+            s.ridge = number % 3 ? 1 : 0.1;
+            s.causal = number != 2, s.seed = 91 + number;
+            s.backend = LOAM_BACKEND_AUTO;
+            s.dtype = kernel_lists(row.dtypes, "f16") && number % 2 ? LOAM_F16 : LOAM_BF16;
+            s.omit = spec_omit(SLOT_WEIGHTS) | (number % 4 == 1 ? 0 : SPEC_OMIT_SAVED);
+            snprintf(s.kernel, sizeof s.kernel, "%s", row.name);
+            values alone = values_make(&s);
+            expect_run(&alone);
+            check_place(&alone, MANY / 5, MANY / 8);
+            values_free(&alone);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(same_bits_for_any_number_of_threads),
         cmocka_unit_test(same_bits_at_any_place_in_the_batch),
         cmocka_unit_test(same_bits_in_a_large_batch),
+        cmocka_unit_test(same_bits_of_long_sequences),
         cmocka_unit_test(same_bits_in_one_pass_and_two),
         cmocka_unit_test(same_bits_with_fewer_queries),
         cmocka_unit_test(same_bits_of_few_queries),
+        cmocka_unit_test(same_bits_where_keys_are_shared),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -268,6 +268,25 @@ static __device__ __forceinline__ void finish_keys(const forward_consumer<S> &wg
     ring_release(wg.sm.value_ring, last);
 }
 
+/* All tiles, of which those of a segment are swept at a time. */
+template <class S, int BLOCKS>
+static __device__ __forceinline__ void sweep_segments(const forward_consumer<S> &wg, float (&s)[2][BLOCKS][4],
+                                                      bool ready,
+                                                      weights_operand<1, BLOCKS / 2, typename S::type> &w,
+                                                      int j, unsigned count, unsigned end)
+{
+#pragma unroll 1
+    for (;;) {
+        const unsigned left = (unsigned)(S::segment - j % S::segment) / S::keys;
+        const unsigned stop = min(count + left, end);
+        sweep_ahead(wg, s, ready, w, j, count, stop);
+        if (stop == end) break;
+        finish_keys(wg, w, stop - 1, wg.query, s[0]);
+        close_segment(wg.sm, wg.acc);
+        ready = true, j += (int)(stop - count) * S::keys, count = stop;
+    }
+}
+
 /* The same with a probe, one tile after another, since there are no registers for two: the weights overlap
  * with the products t = probe . k, all else with the other warpgroup. */
 template <class S>
@@ -345,6 +364,7 @@ template <class S> struct forward_position {
     float s[S::ahead ? 2 : 1][S::keys / 8][4];
     bool ready;
     unsigned row_count, count; /* blocks and tiles so far */
+    unsigned received, sent;   /* sums of segments, from and to other blocks of the cluster */
 };
 
 /* Whether the first tile of the block after `task`, number row_count, follows the last of this one, and its
@@ -397,7 +417,9 @@ static __device__ __forceinline__ void sweep_rows(given_forward_shared<S> &sm, g
             sweep_probed(wg, j, begin, end);
         } else {
             weights_operand<1, S::keys / 16, typename S::type> weights;
-            if constexpr (S::ahead)
+            if constexpr (S::segment != 0)
+                sweep_segments(wg, at.s, at.ready, weights, j, begin, end);
+            else if constexpr (S::ahead)
                 sweep_ahead(wg, at.s, at.ready, weights, j, begin, end);
             else
                 sweep_keys(wg, at.s[0], at.ready, weights, j, begin, end);
@@ -420,7 +442,7 @@ static __device__ __forceinline__ void consume_rows(given_forward_shared<S> &sm,
 {
     const int w = warp_uniform(threadIdx.x / THREADS);
     forward_position<S> at;
-    at.ready = false, at.count = 0;
+    at.ready = false, at.count = at.received = at.sent = 0;
     if (w == 1) named_barrier_arrive<2 * THREADS>(TURN_BARRIER);
 #pragma unroll 1
     for (at.row_count = 0;; at.row_count++) {
@@ -434,14 +456,40 @@ static __device__ __forceinline__ void consume_rows(given_forward_shared<S> &sm,
         row_state_begin(sm.state[threadIdx.x], p, task.block);
         if (S::row_stages > 1 && at.row_count > 0)
             release_rows(sm, w, at.row_count - 1, stages_sums<S>(p, a));
+        bool merges = false, sends = false;
+        if constexpr (S::segment != 0) {
+            merges = __any_sync(0xffffffffu, task.range[w].merges);
+            if (merges) begin_segments(sm, w, task.range[w].receives, at.received);
+        }
         sweep_rows(sm, sums, a, task, w, scale2, at);
         warpgroup_sync(1 + w);
-        epilogue(sums, sm, p, a, saved, maps, task, stage);
+        if constexpr (S::segment != 0) {
+            if (merges) sends = end_segments(sm, sums, __any_sync(0xffffffffu, task.range[w].sends), at.sent);
+        }
+        if (!sends) epilogue(sums, sm, p, a, saved, maps, task, stage);
         if (S::row_stages == 1) release_rows(sm, w, at.row_count, false);
         ring_release(sm.task_ring, at.row_count);
     }
     if (w == 0) named_barrier_sync<2 * THREADS>(TURN_BARRIER);
     if (S::row_stages > 1) store_wait<0>();
+}
+
+template <class S> static __device__ __forceinline__ void init_barriers(given_forward_shared<S> &sm)
+{
+    ring_init(sm.key_ring, S::consumers * THREADS / 32);
+    for (int n = 0; n < S::key_stages && S::decayed; n++)
+        barrier_init(&sm.key_ring.full[n], 1 + 32); /* the copies, and each lane of produce_decay */
+    ring_init(sm.value_ring, S::consumers * THREADS / 32);
+    for (int w = 0; w < S::consumers; w++) {
+        ring_init(sm.row_ring[w], THREADS / 32);
+        if (S::segment) barrier_init(&sm.received[w], 1), barrier_init(&sm.receives[w], THREADS / 32);
+    }
+    ring_init(sm.task_ring, S::consumers * THREADS / 32 + (S::decayed ? 2 : 1));
+    for (int n = 0; n < TASKS; n++)
+        sm.task[n].overflows = false;
+    barrier_init(&sm.tail, 1);
+    fence_async_proxy();
+    if (S::segment) fence_barriers_cluster();
 }
 
 template <class S>
@@ -452,35 +500,33 @@ __global__ void __launch_bounds__(S::threads, 1)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     given_forward_shared<S> &sm = *(given_forward_shared<S> *)swizzled_memory;
-    if (threadIdx.x == S::consumers * THREADS) {
+    constexpr int first_producer = S::consumers * THREADS;
+    const bool clustered = S::segment && gridDim.y > 1;
+    bool described = false;
+    if (threadIdx.x == first_producer) {
         prefetch_map(&maps.q), prefetch_map(&maps.k), prefetch_map(&maps.v);
         if (S::probed) prefetch_map(&maps.probe);
+    } else if (threadIdx.x == first_producer + 32) {
+        const unsigned n = given_block_of_round(blocks, 0);
+        described = n < blocks && describe_task(sm, p, a, n, rows, false, 0);
+    } else if (threadIdx.x == 0) {
+        init_barriers(sm);
     }
-    if (threadIdx.x == 0) {
-        ring_init(sm.key_ring, S::consumers * THREADS / 32);
-        for (int n = 0; n < S::key_stages && S::decayed; n++)
-            barrier_init(&sm.key_ring.full[n], 1 + 32); /* the copies, and each lane of produce_decay */
-        ring_init(sm.value_ring, S::consumers * THREADS / 32);
-        for (int w = 0; w < S::consumers; w++)
-            ring_init(sm.row_ring[w], THREADS / 32);
-        ring_init(sm.task_ring, S::consumers * THREADS / 32 + (S::decayed ? 2 : 1));
-        for (int n = 0; n < TASKS; n++)
-            sm.task[n].overflows = false;
-        barrier_init(&sm.tail, 1);
-        fence_async_proxy();
-    }
+    if (clustered) cluster_arrive();
     __syncthreads();
     if (threadIdx.x / THREADS == S::consumers) {
         registers_release<40>();
         if (threadIdx.x / 32 == S::consumers * 4) {
             produce_tiles(sm, maps);
-        } else if (threadIdx.x == S::consumers * THREADS + 32) {
-            produce_rows(sm, p, a, maps, blocks, rows);
+        } else if (threadIdx.x == first_producer + 32) {
+            produce_rows(sm, p, a, maps, blocks, rows, described);
         } else if (S::decayed && threadIdx.x / 32 == S::consumers * 4 + 2) {
             if constexpr (S::decayed) produce_decay(sm, a);
         }
+        if (clustered) cluster_wait();
     } else {
         registers_acquire<232>();
+        if (clustered) cluster_wait();
         consume_rows(sm, p, a, saved, maps, scale2);
     }
 }
@@ -492,15 +538,39 @@ template <class S> static int64_t blocks_of(const loam_problem *p, int rows)
     return (p->len_q + rows - 1) / rows * p->batch * p->heads_q * S::parts;
 }
 
-/* Where blocks are few, they have the rows of fewer warpgroups, which then run alone and faster. Where late
- * rows see all keys and early ones few, a block of late rows takes as long as two that follow each other. */
-template <class S> static int rows_of_blocks(const loam_problem *p, int multiprocessors)
+/* Rows of a block, and thread blocks of a cluster, which have some of its segments of keys each. Bits depend
+ * on neither. */
+struct launch_shape {
+    int rows, ranks;
+};
+
+/* More than one thread block where there are so few blocks of rows that `most` of them at a time would leave
+ * multiprocessors over, and each thread block gets half a segment at least. */
+template <class S> static int ranks_of_clusters(const loam_problem *p, int64_t blocks, int64_t most)
+{
+    enum { MOST = 8 }; /* what every GPU with clusters has */
+    int ranks = 1;
+    while (ranks < MOST && 2 * p->len_kv >= (4 * ranks - 1) * (int64_t)S::segment &&
+           2 * ranks * blocks <= most)
+        ranks *= 2;
+    return ranks;
+}
+
+/* Where blocks are few, clusters share out their keys, or they have the rows of fewer warpgroups, which
+ * then run alone and faster. Where late rows see all keys and early ones few, a block of late rows takes as
+ * long as two that follow each other. */
+template <class S> static launch_shape shape_of_launch(const loam_problem *p, int multiprocessors)
 {
     const int rounds = p->causal && p->window == 0 && p->len_q == p->len_kv ? 2 : 1;
+    const int64_t most = rounds * multiprocessors;
+    for (int rows = ROWS; S::segment && rows <= S::rows; rows += ROWS) {
+        const int ranks = ranks_of_clusters<S>(p, blocks_of<S>(p, rows), most);
+        if (ranks > 1) return { rows, ranks };
+    }
     int rows = S::rows;
-    while (rows > ROWS && blocks_of<S>(p, rows - ROWS) <= rounds * multiprocessors)
+    while (rows > ROWS && blocks_of<S>(p, rows - ROWS) <= most)
         rows -= ROWS;
-    return rows;
+    return { rows, 1 };
 }
 
 template <class S> static loam_status launch(const loam_problem *p, const loam_args *a, loam_error *error)
@@ -510,8 +580,8 @@ template <class S> static loam_status launch(const loam_problem *p, const loam_a
     given_forward_maps maps;
     int most = 0;
     TRY(cuda_multiprocessors(&most, error));
-    const int rows = rows_of_blocks<S>(p, most);
-    const int64_t blocks = blocks_of<S>(p, rows);
+    const launch_shape shape = shape_of_launch<S>(p, most);
+    const int64_t blocks = blocks_of<S>(p, shape.rows);
     TRY(query_map_make(&maps.q, p, &a->q, p->dim_qk, ROWS, error));
     TRY(key_map_make(&maps.k, p, &a->k, p->dim_qk, S::keys, error));
     TRY(key_map_make(&maps.v, p, &a->v, p->dim_v, S::keys, error));
@@ -519,17 +589,19 @@ template <class S> static loam_status launch(const loam_problem *p, const loam_a
     const loam_const_view o = { a->o.data, a->o.batch, a->o.head, a->o.token };
     maps.stores_boxes = query_map_fits(p, &o) && p->dim_v % 8 == 0; /* they write whole pieces of 16 bytes */
     if (maps.stores_boxes) TRY(query_map_make(&maps.o, p, &o, p->dim_v, 16, error));
-    TRY(cuda_allow_shared((const void *)given_kernel_hopper<S>, shared, error));
-    given_kernel_hopper<S>
-        <<<(unsigned)(blocks < most ? blocks : most), S::threads, shared, (cudaStream_t)a->stream>>>(
-            *p, *a, saved, (unsigned)blocks, rows, (float)(p->scale * LOG2E), maps);
-    return cuda_launched("given_kernel_hopper", error);
+    return cuda_launch_ranks("given_kernel_hopper", given_kernel_hopper<S>, blocks, shape.ranks, S::threads,
+                             shared, a->stream, error, *p, *a, saved, (unsigned)blocks, shape.rows,
+                             (float)(p->scale * LOG2E), maps);
 }
 
 template <class T, bool PROBED, bool DECAYED>
 static loam_status launch_dim(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     const int64_t dim = p->dim_qk > p->dim_v ? p->dim_qk : p->dim_v;
+    if constexpr (!PROBED) { /* bits are the same where no row has more than one segment */
+        typedef given_forward<T, 64, PROBED, DECAYED, true> segmented;
+        if (dim <= 64 && p->len_kv > segmented::segment) return launch<segmented>(p, a, error);
+    }
     if (dim <= 64) return launch<given_forward<T, 64, PROBED, DECAYED>>(p, a, error);
     if (dim <= 128) return launch<given_forward<T, 128, PROBED, DECAYED>>(p, a, error);
     if constexpr (!PROBED) {

@@ -5,6 +5,89 @@
 
 #include "src/local/hopper/forward_given_stream.cuh"
 
+/* ------------------------------------------------------------------ segments of keys */
+
+/* Begins with the rows of a task that merges segments: as number `received` of those that receive sums, if it
+ * is one. */
+template <class S>
+static __device__ __forceinline__ void begin_segments(given_forward_shared<S> &sm, int w, bool receives,
+                                                      unsigned &received)
+{
+    segment_state &state = sm.segment[threadIdx.x];
+    if (!receives) {
+        state.total = { { -INFINITY, -INFINITY }, { 0, 0 } };
+        state.awaited = NOTHING_AWAITED;
+        return;
+    }
+    state.awaited = received++ % 2;
+    if (threadIdx.x % THREADS == 0) barrier_expect(&sm.received[w], S::handed_bytes);
+    store_wait<0>();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive_cluster(cluster_address(&sm.receives[w], blockIdx.y - 1));
+}
+
+/* The sums o of a segment, with the weights `own`, become those of all segments to this one. */
+template <class S>
+static __device__ __forceinline__ void merge_segment(given_forward_shared<S> &sm, given_forward_sums<S> &sums,
+                                                     segment_weights &own)
+{
+    const segment_state &state = sm.segment[threadIdx.x];
+    const unsigned awaited = warp_uniform(state.awaited);
+    if (awaited != NOTHING_AWAITED)
+        barrier_wait_cluster(&sm.received[warp_uniform(threadIdx.x / THREADS)], awaited);
+    merge_segments(sums.o, own, state.total, sm.saved[threadIdx.x / 32].part);
+}
+
+/* The sums are those of a segment, and another one begins. */
+template <class S>
+static __device__ __forceinline__ void close_segment(given_forward_shared<S> &sm, given_forward_sums<S> &sums)
+{
+    segment_weights own = { { sums.m[0], sums.m[1] }, { sums.omega[0], sums.omega[1] } };
+    merge_segment(sm, sums, own);
+    store_wait<0>();
+    __syncwarp();
+    put_segments(sm.saved[threadIdx.x / 32].part, sums.o);
+    sm.segment[threadIdx.x].total = own;
+    clear_forward_sums(sums);
+}
+
+/* Hands sums to the next block of the cluster, as number `sent`. */
+template <class S>
+static __device__ __forceinline__ void send_segments(given_forward_shared<S> &sm,
+                                                     const given_forward_sums<S> &sums,
+                                                     const segment_weights &own, unsigned sent)
+{
+    const unsigned w = warp_uniform(threadIdx.x / THREADS), next = blockIdx.y + 1;
+    const uint32_t barrier = cluster_address(&sm.received[w], next);
+    barrier_wait_cluster(&sm.receives[w], warp_uniform(sent % 2));
+    store_cluster(cluster_address(&sm.segment[threadIdx.x].total, next),
+                  { own.m[0], own.m[1], own.omega[0], own.omega[1] }, barrier);
+#pragma unroll
+    for (int n = 0; n < S::columns / 8; n++) {
+        const float(&x)[4] = sums.o[n / 8][n % 8];
+        store_cluster(cluster_address(&sm.saved[threadIdx.x / 32].part[n][threadIdx.x % 32], next),
+                      { x[0], x[1], x[2], x[3] }, barrier);
+    }
+}
+
+/* At the end of a task that merges segments: its last segment, and sums that are handed on where others do
+ * the rest. Returns whether it is so, else `sums` and omega of row_state are of all keys. */
+template <class S>
+static __device__ __forceinline__ bool end_segments(given_forward_shared<S> &sm, given_forward_sums<S> &sums,
+                                                    bool sends, unsigned &sent)
+{
+    row_state &state = sm.state[threadIdx.x];
+    segment_weights own = { { sums.m[0], sums.m[1] }, { state.omega[0], state.omega[1] } };
+    merge_segment(sm, sums, own);
+    if (sends) send_segments(sm, sums, own, sent++);
+#pragma unroll
+    for (int row = 0; row < 2; row++)
+        sums.m[row] = own.m[row], state.omega[row] = own.omega[row];
+    return sends;
+}
+
+/* ------------------------------------------------------------------ results */
+
 /* The sums of the thread's rows become vbar, in o, and value_shift = vbar - o, in b. */
 template <class S>
 static __device__ __forceinline__ void finish_sums(given_forward_sums<S> &sums, const row_state &state,
@@ -69,7 +152,8 @@ static __device__ __forceinline__ void stage_sums(const given_forward_sums<S> &s
 #pragma unroll
         for (int n = 0; n < S::columns / 8; n++) {
             const float(&o)[4] = sums.o[n / 8][n % 8];
-            *(float2 *)&sm.saved[r.at[row]][column_of(n, 0)] = { o[2 * row], o[2 * row + 1] };
+            *(float2 *)&sm.saved[r.at[row] / 16].row[r.at[row] % 16][column_of(n, 0)] = { o[2 * row],
+                                                                                          o[2 * row + 1] };
         }
     }
 }
@@ -82,7 +166,7 @@ static __device__ __forceinline__ void store_sums(given_forward_shared<S> &sm, c
     const int lane = threadIdx.x % 32, at = threadIdx.x / 32 * 16 + lane;
     if (lane < 16 && at < block.rows) {
         float *const to = (float *)saved.vbar + local_row(&p, &block.s, block.h, block.i0 + at) * p.dim_v;
-        store_bytes(to, sm.saved[at], (unsigned)p.dim_v * 4);
+        store_bytes(to, sm.saved[at / 16].row[lane], (unsigned)p.dim_v * 4);
     }
     store_commit();
 }

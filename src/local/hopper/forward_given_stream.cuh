@@ -5,6 +5,7 @@
 #define LOAM_LOCAL_HOPPER_FORWARD_GIVEN_STREAM_CUH
 
 #include "src/gpu/blocks.cuh"
+#include "src/gpu/cluster.cuh"
 #include "src/gpu/ring.cuh"
 #include "src/local/hopper/decay.cuh"
 #include "src/local/hopper/forward_given_sums.cuh"
@@ -13,6 +14,9 @@
  * these rows see keys unmasked_begin .. unmasked_end - 1. */
 struct tile_range {
     int begin, end, tiles, unmasked_begin, unmasked_end;
+    /* Where keys are in segments: whether the block before it in the cluster hands over sums of the same
+     * rows, whether this one does, and whether either is so or the tiles are of several segments. */
+    bool receives, sends, merges;
 };
 
 /* A block of rows, as one thread of the producers tells all others: its 64-bit divisions take a microsecond.
@@ -28,13 +32,29 @@ template <class S> struct given_task {
 };
 enum { TASKS = 2 };
 
+/* Of the rows of a warp: means to be saved, whose pitch spreads eight rows over all banks, or, before, o of
+ * the segments of keys so far, a lane's part side by side. */
+template <int COLUMNS> union warp_sums {
+    float row[16][COLUMNS + 8];
+    float4 part[COLUMNS / 8][32];
+};
+template <> union warp_sums<0> {
+};
+
+/* What a thread knows of the segments before that which it sums: their weights, and the parity of the
+ * hand-over to wait for before they are there, if any. */
+struct segment_state {
+    segment_weights total;
+    unsigned awaited;
+};
+enum { NOTHING_AWAITED = 2 };
+
 template <class S> struct given_forward_shared {
     typedef typename S::type T;
     /* The rows of each warpgroup; their outputs overwrite their queries. */
     alignas(1024) T query[S::consumers][S::row_stages][S::dim * TILE_SIDE];
     T probe[S::probed ? S::consumers : 1][S::row_stages][S::probed ? S::dim * TILE_SIDE : 512];
-    /* Means to be saved; the pitch spreads eight rows over all banks. */
-    alignas(16) float saved[S::stages_saved ? S::rows : 1][S::stages_saved ? S::columns + 8 : 4];
+    alignas(16) warp_sums<S::stages_saved ? S::columns : 0> saved[S::stages_saved ? S::rows / 16 : 1];
     alignas(1024) T keys[S::key_stages][S::dim * S::keys];
     T values[S::value_stages][S::columns * S::keys];
     ring_barriers<S::key_stages> key_ring;
@@ -44,6 +64,10 @@ template <class S> struct given_forward_shared {
     ring_barriers<S::row_stages> row_ring[S::consumers];
     uint64_t tail;
     row_state state[S::consumers * THREADS];
+    segment_state segment[S::segment ? S::consumers * THREADS : 1];
+    /* Of a warpgroup: it has received the sums of the block before; the warps of that of the block after
+     * may. */
+    uint64_t received[S::consumers], receives[S::consumers];
     relative_decay<S::decayed, S::keys> decay[S::key_stages]; /* of the keys in each stage */
 };
 
@@ -83,11 +107,45 @@ static __device__ __forceinline__ tile_range tiles_of(const loam_problem &p, con
     local_visible(&p, &block.s, span.last, &unmasked_begin, &hi);
     tile_range range = { 0, 0, (block.last - block.first + KEYS - 1) / KEYS, (int)unmasked_begin,
                          (int)unmasked_end };
-    if (span.first <= span.last && lo < hi) {
-        range.begin = ((int)lo - block.first) / KEYS;
-        range.end = ((int)hi - block.first + KEYS - 1) / KEYS;
+    const int from = max((int)lo, block.first), to = min((int)hi, block.last);
+    if (span.first <= span.last && from < to) {
+        range.begin = (from - block.first) / KEYS;
+        range.end = (to - block.first + KEYS - 1) / KEYS;
     }
     return range;
+}
+
+/* Shares out the segments of keys that a block of rows sees among the last thread blocks of the cluster, a
+ * run of them to each; the last one writes what comes of it. Returns whether this thread block has any.
+ * edges: whether there are some before and after. */
+template <class S> static __device__ __forceinline__ bool take_segments(row_block &block, tile_range &edges)
+{
+    edges.receives = edges.sends = false;
+    if constexpr (S::segment != 0) {
+        const int ranks = (int)gridDim.y, from = block.first / S::segment,
+                  to = (block.last + S::segment - 1) / S::segment, all = max(to - from, 1),
+                  used = min(all, ranks), n = (int)blockIdx.y - (ranks - used);
+        if (n < 0) return false;
+        edges.receives = n > 0, edges.sends = n + 1 < used;
+        block.first = max(block.first, (from + all * n / used) * S::segment);
+        block.last = min(block.last, (from + all * (n + 1) / used) * S::segment);
+    }
+    return true;
+}
+
+/* Whether the rows of warpgroup w have sums of several segments. */
+template <class S>
+static __device__ __forceinline__ void mark_segments(tile_range &range, const tile_range &edges,
+                                                     const row_block &block, int w)
+{
+    if constexpr (S::segment != 0) {
+        constexpr int tiles = S::segment / S::keys;
+        const int before = block.first % S::segment / S::keys;
+        const bool any = w * ROWS < block.rows;
+        range.receives = any && edges.receives, range.sends = any && edges.sends;
+        range.merges = range.receives || range.sends ||
+                       (before + range.begin) / tiles < (before + range.end - 1) / tiles;
+    }
 }
 
 /* ------------------------------------------------------------------ copies */
@@ -107,24 +165,36 @@ static __device__ __forceinline__ void store_bytes(void *global, const void *sha
                  : "memory");
 }
 
-/* Tells all others of block n as task number `count`, whose place is free, and copies queries and probes for
- * each warpgroup when it has released those before. Where the sequence has no such block it does nothing. */
+/* Describes block n as task number `count`, whose place is free. Returns whether there is something to do:
+ * the sequence has such a block, and this thread block a part of its keys. */
 template <class S>
-static __device__ __forceinline__ void produce_task(given_forward_shared<S> &sm, const loam_problem &p,
-                                                    const loam_args &a, const given_forward_maps &maps,
-                                                    unsigned n, int rows, bool folds, unsigned &count)
+static __device__ __forceinline__ bool describe_task(given_forward_shared<S> &sm, const loam_problem &p,
+                                                     const loam_args &a, unsigned n, int rows, bool folds,
+                                                     unsigned count)
 {
-    constexpr unsigned bytes = (S::probed ? 2 : 1) * S::dim * ROWS * 2;
     given_task<S> &task = sm.task[count % TASKS];
     task.block = given_block_at<S>(p, a, n, rows);
     asm volatile("" ::: "memory"); /* no registers for it */
-    const row_block &block = task.block;
-    if (block.rows <= 0) return;
+    tile_range edges;
+    if (task.block.rows <= 0 || !take_segments<S>(task.block, edges)) return false;
 #pragma unroll 1
-    for (int w = 0; w < S::consumers; w++)
-        task.range[w] = tiles_of<S::keys>(p, block, w);
+    for (int w = 0; w < S::consumers; w++) {
+        task.range[w] = tiles_of<S::keys>(p, task.block, w);
+        mark_segments<S>(task.range[w], edges, task.block, w);
+    }
     task.column = (int)(n % S::parts) * S::columns;
     task.folds = folds, task.number = n;
+    return true;
+}
+
+/* Tells all others of the task, and copies queries and probes for each warpgroup when it has released those
+ * before. */
+template <class S>
+static __device__ __forceinline__ void begin_task(given_forward_shared<S> &sm, const given_forward_maps &maps,
+                                                  unsigned count)
+{
+    constexpr unsigned bytes = (S::probed ? 2 : 1) * S::dim * ROWS * 2;
+    const row_block &block = sm.task[count % TASKS].block;
     barrier_arrive(&sm.task_ring.full[count % TASKS]);
     const int h = (int)block.h, b = (int)block.s.b, stage = count % S::row_stages;
     int token = (int)(block.s.q0 + block.i0);
@@ -134,7 +204,14 @@ static __device__ __forceinline__ void produce_task(given_forward_shared<S> &sm,
         load_tile<S::dim>(sm.query[w][stage], maps.q, full, token, h, b);
         if (S::probed) load_tile<S::dim>(sm.probe[w][stage], maps.probe, full, token, h, b);
     }
-    count++;
+}
+
+/* Block number `round` of this thread block, or `blocks`. A cluster takes its rounds backwards: the last rank
+ * alone has the blocks of early rows, and need not wait before them for the sums of late ones. */
+static __device__ __forceinline__ unsigned given_block_of_round(unsigned blocks, unsigned round)
+{
+    const unsigned last = (blocks - 1) / gridDim.x;
+    return block_of_round(blocks, gridDim.y > 1 ? last - round : round);
 }
 
 /* Waits until the place of task number `count` is free. Tells whether the block that had it has to be done
@@ -149,24 +226,25 @@ static __device__ __forceinline__ bool overflowed(given_forward_shared<S> &sm, u
     return true;
 }
 
-/* The producer thread of rows. */
+/* The producer thread of rows. described: the task of the first round is there. */
 template <class S>
 static __device__ __forceinline__ void produce_rows(given_forward_shared<S> &sm, const loam_problem &p,
                                                     const loam_args &a, const given_forward_maps &maps,
-                                                    unsigned blocks, int rows)
+                                                    unsigned blocks, int rows, bool described)
 {
     constexpr unsigned ends = given_forward_sums<S>::folded ? TASKS : 1;
-    unsigned count = 0, round = 0, end = 0;
+    unsigned count = 0, round = 1, end = 0;
+    if (described) begin_task(sm, maps, count++);
     while (end < ends) {
         unsigned n;
         const bool again = overflowed(sm, count + end, n);
         if (!again) {
             if (has_round<true>(blocks, round))
-                n = block_of_round(blocks, round++);
+                n = given_block_of_round(blocks, round++);
             else
                 n = blocks, end++;
         }
-        if (n < blocks) produce_task(sm, p, a, maps, n, rows, again, count);
+        if (n < blocks && describe_task(sm, p, a, n, rows, again, count)) begin_task(sm, maps, count++);
     }
     sm.task[count % TASKS].block.rows = 0;
     barrier_arrive(&sm.task_ring.full[count % TASKS]);

@@ -9,8 +9,9 @@
 
 #include <cfloat>
 
-/* Of a kernel: numbers of type T, tiles of DIM channels, a probe or none, scores that decay or do not. */
-template <class T, int DIM, bool PROBED, bool DECAYED> struct given_forward {
+/* Of a kernel: numbers of type T, tiles of DIM channels, a probe or none, scores that decay or do not, and
+ * keys in segments or not. */
+template <class T, int DIM, bool PROBED, bool DECAYED, bool SEGMENTED = false> struct given_forward {
     typedef T type;
     static constexpr int dim = DIM;
     static constexpr bool probed = PROBED, decayed = DECAYED;
@@ -28,6 +29,12 @@ template <class T, int DIM, bool PROBED, bool DECAYED> struct given_forward {
     static constexpr bool ahead = !PROBED && DIM == 64;
     /* Whether there is shared memory for the means that are saved, from where bulk copies take them. */
     static constexpr bool stages_saved = !PROBED && DIM == 64;
+    /* Keys of a segment. Each is summed by itself, and the sums are merged in order, so that the thread
+     * blocks of a cluster may have some each and bits stay the same; 0: all keys are one. There is shared
+     * memory for the total where means are staged, in their place. */
+    static constexpr int segment = SEGMENTED ? 2048 : 0;
+    /* What a warpgroup hands to the next of the cluster. */
+    static constexpr unsigned handed_bytes = ROWS * columns * 4 + THREADS * 16;
     static constexpr int rows = consumers * ROWS;
     static constexpr int threads = (consumers + 1) * THREADS;
 };
@@ -40,6 +47,11 @@ struct row_state {
     int lo[2], hi[2];
     volatile float omega[2];
     volatile float fold[2]; /* of given_forward_sums */
+};
+
+/* Of a segment or of several: the running maxima of a thread's rows, and omega of its columns. */
+struct alignas(16) segment_weights {
+    float m[2], omega[2];
 };
 
 /* The running maximum of a row moves only where it grows by more than this, to base 2: sums are as exact
@@ -259,6 +271,42 @@ static __device__ __forceinline__ void fold_weights(given_forward_sums<S> &g, ro
 #pragma unroll
     for (int n = 0; n < S::columns / TILE_SIDE; n++)
         scale_rows(g.b[n], factor);
+}
+
+/* Adds the segments before, `before` and `part`, which is their o of a lane, to the sums o of the segments
+ * after, whose weights are `own`. All rows of a warp may have seen no key before: nothing changes then. */
+template <int TILES>
+static __device__ __forceinline__ void merge_segments(float (&o)[TILES][8][4], segment_weights &own,
+                                                      const segment_weights &before, const float4 (*part)[32])
+{
+    const bool any = before.m[0] != -INFINITY || before.m[1] != -INFINITY || before.omega[0] != 0 ||
+                     before.omega[1] != 0;
+    float keep[2], add[2];
+    if (!__any_sync(0xffffffffu, any)) return;
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float m = fmaxf(before.m[row], own.m[row]), base = finite_or_zero(m);
+        keep[row] = exp2_fast(before.m[row] - base), add[row] = exp2_fast(own.m[row] - base);
+        own.m[row] = m;
+        own.omega[row] = fmaf(before.omega[row], keep[row], own.omega[row] * add[row]);
+    }
+#pragma unroll
+    for (int n = 0; n < TILES * 8; n++) {
+        const float4 x = part[n][threadIdx.x % 32];
+        float(&y)[4] = o[n / 8][n % 8];
+        y[0] = fmaf(x.x, keep[0], y[0] * add[0]), y[1] = fmaf(x.y, keep[0], y[1] * add[0]);
+        y[2] = fmaf(x.z, keep[1], y[2] * add[1]), y[3] = fmaf(x.w, keep[1], y[3] * add[1]);
+    }
+}
+
+template <int TILES>
+static __device__ __forceinline__ void put_segments(float4 (*part)[32], const float (&o)[TILES][8][4])
+{
+#pragma unroll
+    for (int n = 0; n < TILES * 8; n++) {
+        const float(&x)[4] = o[n / 8][n % 8];
+        part[n][threadIdx.x % 32] = { x[0], x[1], x[2], x[3] };
+    }
 }
 
 #endif
