@@ -439,13 +439,23 @@ __global__ void __launch_bounds__(THREADS, solver_blocks<DIM>)
 
 /* ------------------------------------------------------------------ the launches */
 
+/* Are blocks of rows so few that clusters should take them? All of a cluster compute the vectors of conjugate
+ * gradients, which more keys outweigh. */
+static bool clusters_pay(const loam_problem *p, int64_t blocks)
+{
+    enum { KEYS = 4096 };
+    const int64_t most = solve_multiprocessors();
+    return p->len_kv > (SEGMENTED_TILES - 1) * TILE_SIDE && blocks <= most &&
+           blocks * KEYS <= most * p->len_kv;
+}
+
 template <int PARTS, int DIM, bool DECAYED>
 static loam_status launch_pass(const loam_problem *p, const loam_args *a, const local_saved *saved,
                                const solve_work *work, const half_copy *copy, const heavy_work *heavy,
                                const qkv_maps *maps, bool listed, loam_error *error)
 {
     const int64_t blocks = (int64_t)row_blocks(p), most = most_solver_blocks<DIM>(*work);
-    const bool clusters = is_segmented<PARTS, DIM, DECAYED> && blocks <= solve_multiprocessors();
+    const bool clusters = is_segmented<PARTS, DIM, DECAYED> && clusters_pay(p, blocks);
     const int64_t grid = clusters ? blocks * SEGMENTS : most < blocks ? most : blocks;
     const unsigned cluster = clusters ? SEGMENTS : 1;
     return cuda_launch_clusters("solved_kernel_hopper", solved_kernel_hopper<PARTS, DIM, DECAYED>, grid,
