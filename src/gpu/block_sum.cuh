@@ -4,7 +4,7 @@
 #define LOAM_GPU_BLOCK_SUM_CUH
 
 /* The sum of x over the lanes of the warp, returned to every lane. */
-static __device__ __forceinline__ double warp_sum(double x)
+template <class REAL> static __device__ __forceinline__ REAL warp_sum(REAL x)
 {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2)

@@ -1,11 +1,33 @@
 /* SPDX-License-Identifier: MIT
- * Clusters of thread blocks on Hopper, which run at the same time and reach each other's shared memory. A
- * grid is of [clusters, ranks] blocks: blockIdx.y is a block's rank in its cluster. */
+ * Clusters of thread blocks on Hopper, which run at the same time and reach each other's shared memory. */
 #ifndef LOAM_GPU_CLUSTER_CUH
 #define LOAM_GPU_CLUSTER_CUH
 
 #include "src/gpu/hopper.cuh"
 #include "src/gpu/launch.cuh"
+
+/* Thread blocks of the cluster, 1 where the launch has none; the number of this one. */
+static __device__ __forceinline__ unsigned cluster_size()
+{
+    unsigned size;
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+    return size;
+}
+static __device__ __forceinline__ unsigned cluster_rank()
+{
+    unsigned rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+/* Waits for all threads of the cluster that have not ended. What they wrote before to global memory, or to
+ * the shared memory of any of the blocks, is visible afterwards. */
+static __device__ __forceinline__ void cluster_sync()
+{
+    asm volatile("barrier.cluster.arrive.release;\n"
+                 "barrier.cluster.wait.acquire;" ::
+                     : "memory");
+}
 
 /* Makes barriers that this thread has begun visible to the other blocks: before its cluster_arrive. */
 static __device__ __forceinline__ void fence_barriers_cluster()
@@ -30,6 +52,14 @@ static __device__ __forceinline__ uint32_t cluster_address(const void *own, unsi
     uint32_t address;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(own)), "r"(rank));
     return address;
+}
+
+/* The number at `own` of block `rank`. */
+static __device__ __forceinline__ int cluster_load(const int *own, unsigned rank)
+{
+    int x;
+    asm volatile("ld.shared::cluster.s32 %0, [%1];" : "=r"(x) : "r"(cluster_address(own, rank)) : "memory");
+    return x;
 }
 
 /* Arrives at a barrier of another block. Of what this thread did before only reads are ordered, by those who
@@ -61,12 +91,13 @@ static __device__ __forceinline__ void barrier_wait_cluster(uint64_t *barrier, u
                  : "memory");
 }
 
-/* Launches clusters of `ranks` thread blocks, as many as the GPU holds at once but no more than there are
- * `works`, one of which fills a multiprocessor. */
+/* Launches clusters of `ranks` thread blocks that stay: as many as the GPU holds at once, one block on a
+ * multiprocessor, but in no more rounds than that takes for `works` of them. The grid is of [clusters, ranks]
+ * blocks: blockIdx.y is a block's rank in its cluster. */
 template <class... PARAMETERS, class... ARGUMENTS>
-static loam_status cuda_launch_clusters(const char *name, void (*kernel)(PARAMETERS...), int64_t works,
-                                        int ranks, unsigned threads, size_t shared, void *stream,
-                                        loam_error *error, const ARGUMENTS &...arguments)
+static loam_status cuda_launch_ranks(const char *name, void (*kernel)(PARAMETERS...), int64_t works,
+                                     int ranks, unsigned threads, size_t shared, void *stream,
+                                     loam_error *error, const ARGUMENTS &...arguments)
 {
     int clusters = 0;
     TRY(cuda_allow_shared((const void *)kernel, shared, error));

@@ -34,24 +34,38 @@ static inline loam_status cuda_allow_shared(const void *kernel, size_t bytes, lo
                       "shared memory of the kernel", error);
 }
 
-/* Launches `blocks` blocks of `threads` threads with `shared` bytes of dynamic shared memory. overlapped: the
- * kernel may start before the previous one of the stream has ended (programmatic dependent launch). */
+/* Launches `blocks` blocks of `threads` threads with `shared` bytes of dynamic shared memory, in clusters of
+ * `cluster` blocks. overlapped: the kernel may start before the previous one of the stream has ended
+ * (programmatic dependent launch). */
 template <class... PARAMETERS, class... ARGUMENTS>
-static loam_status cuda_launch(const char *name, void (*kernel)(PARAMETERS...), int64_t blocks,
-                               unsigned threads, size_t shared, void *stream, bool overlapped,
-                               loam_error *error, const ARGUMENTS &...arguments)
+static loam_status cuda_launch_clusters(const char *name, void (*kernel)(PARAMETERS...), int64_t blocks,
+                                        unsigned cluster, unsigned threads, size_t shared, void *stream,
+                                        bool overlapped, loam_error *error, const ARGUMENTS &...arguments)
 {
     TRY(cuda_allow_shared((const void *)kernel, shared, error));
-    cudaLaunchAttribute overlap = {};
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = overlapped;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = cluster;
+    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(threads);
     config.dynamicSmemBytes = shared;
     config.stream = (cudaStream_t)stream;
-    config.attrs = &overlap, config.numAttrs = overlapped;
+    config.attrs = attributes, config.numAttrs = cluster > 1 ? 2 : overlapped;
     return cuda_check(cudaLaunchKernelEx(&config, kernel, arguments...), name, error);
+}
+
+/* The same without clusters. */
+template <class... PARAMETERS, class... ARGUMENTS>
+static loam_status cuda_launch(const char *name, void (*kernel)(PARAMETERS...), int64_t blocks,
+                               unsigned threads, size_t shared, void *stream, bool overlapped,
+                               loam_error *error, const ARGUMENTS &...arguments)
+{
+    return cuda_launch_clusters(name, kernel, blocks, 1, threads, shared, stream, overlapped, error,
+                                arguments...);
 }
 
 #endif

@@ -288,6 +288,32 @@ static void same_bits_of_few_queries(void **state)
     }
 }
 
+/* Where blocks of rows are few, several thread blocks of a GPU may share the keys of one, from 24 tiles of 64
+ * on; the batch has enough blocks for all multiprocessors. */
+static void same_bits_where_keys_are_shared(void **state)
+{
+    (void)state;
+    static const int64_t lengths[] = { 1472, 1536, 1600, 2100 };
+    loam_kernel_info row;
+    for (int i = 0; loam_kernel_at(i, &row) == LOAM_OK; i++) {
+        const int wanted = row.available && kernel_tiled(&row) && strcmp(row.pass, "forward") == 0 &&
+                           kernel_lists(row.mechanisms, "lla") && !kernel_turns_keys(row.name);
+        for (int number = 0; wanted && number < 8; number++) {
+            spec s = spec_default(LOAM_LLA, LOAM_FORWARD, lengths[number % 4], number < 4 ? 64 : 128, 64);
+            s.ridge = number % 3 ? 1 : 0.1;
+            s.causal = number != 2, s.seed = 91 + number;
+            s.backend = LOAM_BACKEND_AUTO;
+            s.dtype = kernel_lists(row.dtypes, "f16") && number % 2 ? LOAM_F16 : LOAM_BF16;
+            s.omit = spec_omit(SLOT_WEIGHTS) | (number % 4 == 1 ? 0 : SPEC_OMIT_SAVED);
+            snprintf(s.kernel, sizeof s.kernel, "%s", row.name);
+            values alone = values_make(&s);
+            expect_run(&alone);
+            check_place(&alone, MANY / 5, MANY / 8);
+            values_free(&alone);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -298,6 +324,7 @@ int main(void)
         cmocka_unit_test(same_bits_in_one_pass_and_two),
         cmocka_unit_test(same_bits_with_fewer_queries),
         cmocka_unit_test(same_bits_of_few_queries),
+        cmocka_unit_test(same_bits_where_keys_are_shared),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

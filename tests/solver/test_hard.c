@@ -22,7 +22,8 @@ typedef struct hard_case {
     double ridge;
     data_kind data;
     int causal;
-    change_fn *change; /* of the inputs, or NULL */
+    change_fn *change;      /* of the inputs, or NULL */
+    double device_gradient; /* the bound of gradients on a GPU; 0: they are finite */
 } hard_case;
 
 static void lengthen(values *v, double factor)
@@ -55,24 +56,27 @@ static void clear_errors(values *v)
 /* In layer 20 one key has most of the weight of each row. Around 192 keys lists of heavy ones are full, with
  * 128 channels around 256; there rows that see fewer than 768 keys are solved in two parts. */
 static const hard_case cases[] = {
-    { "layer 20", WIDTH, 256, 256, 3, 1e-3, DATA_REAL, 1, NULL },
-    { "191 keys", WIDTH, QUERIES, 191, 1, 1e-3, DATA_REAL, 0, NULL },
-    { "192 keys", WIDTH, QUERIES, 192, 1, 1e-3, DATA_REAL, 0, NULL },
-    { "193 keys", WIDTH, QUERIES, 193, 1, 1e-3, DATA_REAL, 0, NULL },
-    { "511 keys", WIDTH, QUERIES, 511, 1, 1e-3, DATA_REAL, 0, NULL },
-    { "512 keys", WIDTH, QUERIES, 512, 1, 1e-3, DATA_REAL, 0, NULL },
-    { "513 keys", WIDTH, QUERIES, 513, 1, 1e-3, DATA_REAL, 0, NULL },
-    { "a key 2^13 times as long", WIDTH, CAUSAL, CAUSAL, 1, 1e-2, DATA_NORMAL, 1, lengthen_to_half },
-    { "a key 2^30 times as long", WIDTH, CAUSAL, CAUSAL, 1, 1e-2, DATA_NORMAL, 1, lengthen_beyond_half },
-    { "ties of real keys", WIDTH, QUERIES, 600, 1, 1e-3, DATA_REAL, 0, tie },
-    { "one row of 64 with an error", WIDTH, QUERIES, 512, 1, 1e-3, DATA_REAL, 0, clear_errors },
-    { "three different keys", WIDTH, QUERIES, 600, 1, 0.1, DATA_REPEATED, 0, NULL },
-    { "128 channels, 255 keys", WIDE, QUERIES, 255, 1, 1e-3, DATA_REAL, 0, NULL },
-    { "128 channels, 256 keys", WIDE, QUERIES, 256, 1, 1e-3, DATA_REAL, 0, NULL },
-    { "128 channels, 257 keys", WIDE, QUERIES, 257, 1, 1e-3, DATA_REAL, 0, NULL },
-    { "128 channels, 1000 keys", WIDE, 2 * QUERIES, 1000, 1, 1e-2, DATA_REAL, 1, NULL },
-    { "128 channels, ties of real keys", WIDE, QUERIES, 600, 1, 1e-2, DATA_REAL, 0, tie },
-    { "128 channels, one row of 64 with an error", WIDE, QUERIES, 512, 1, 1e-3, DATA_REAL, 0, clear_errors },
+    { "layer 20", WIDTH, 256, 256, 3, 1e-3, DATA_REAL, 1, NULL, 0 },
+    { "191 keys", WIDTH, QUERIES, 191, 1, 1e-3, DATA_REAL, 0, NULL, 0 },
+    { "192 keys", WIDTH, QUERIES, 192, 1, 1e-3, DATA_REAL, 0, NULL, 0 },
+    { "193 keys", WIDTH, QUERIES, 193, 1, 1e-3, DATA_REAL, 0, NULL, 0 },
+    { "511 keys", WIDTH, QUERIES, 511, 1, 1e-3, DATA_REAL, 0, NULL, 0 },
+    { "512 keys", WIDTH, QUERIES, 512, 1, 1e-3, DATA_REAL, 0, NULL, 0 },
+    { "513 keys", WIDTH, QUERIES, 513, 1, 1e-3, DATA_REAL, 0, NULL, 0 },
+    { "a key 2^13 times as long", WIDTH, CAUSAL, CAUSAL, 1, 1e-2, DATA_NORMAL, 1, lengthen_to_half, 0 },
+    { "a key 2^30 times as long", WIDTH, CAUSAL, CAUSAL, 1, 1e-2, DATA_NORMAL, 1, lengthen_beyond_half, 0 },
+    { "ties of real keys", WIDTH, QUERIES, 600, 1, 1e-3, DATA_REAL, 0, tie, 0 },
+    { "one row of 64 with an error", WIDTH, QUERIES, 512, 1, 1e-3, DATA_REAL, 0, clear_errors, 0 },
+    { "three different keys", WIDTH, QUERIES, 600, 1, 0.1, DATA_REPEATED, 0, NULL, 0 },
+    { "128 channels, 255 keys", WIDE, QUERIES, 255, 1, 1e-3, DATA_REAL, 0, NULL, 0 },
+    { "128 channels, 256 keys", WIDE, QUERIES, 256, 1, 1e-3, DATA_REAL, 0, NULL, 0 },
+    { "128 channels, 257 keys", WIDE, QUERIES, 257, 1, 1e-3, DATA_REAL, 0, NULL, 0 },
+    { "128 channels, 1000 keys", WIDE, 2 * QUERIES, 1000, 1, 1e-2, DATA_REAL, 1, NULL, 0 },
+    { "128 channels, ties of real keys", WIDE, QUERIES, 600, 1, 1e-2, DATA_REAL, 0, tie, 0 },
+    { "128 channels, one row of 64 with an error", WIDE, QUERIES, 512, 1, 1e-3, DATA_REAL, 0, clear_errors,
+      0 },
+    { "one key 40 away in each channel", 8, QUERIES - 1, 1, 1, 1e-3, DATA_FAR, 1, NULL, 2e-2 },
+    { "128 channels, one key 40 away in each", WIDE, QUERIES, 1, 1, 1e-3, DATA_FAR, 1, NULL, 2e-2 },
 };
 
 static spec spec_of(const hard_case *c, loam_pass pass, loam_dtype dtype)
@@ -96,7 +100,7 @@ static double bound(loam_dtype dtype, int gradient)
                                 : (gradient ? 1e-3 : 5e-4);
 }
 
-/* On a GPU of 16-bit products: of o, and gradients are finite. */
+/* On a GPU of 16-bit products: of o. */
 #define BOUND_OF_DEVICES 6e-3
 
 static void expect_close(const hard_case *c, const values *got, const values *want, slot which)
@@ -104,9 +108,10 @@ static void expect_close(const hard_case *c, const values *got, const values *wa
     const int device = kernel_on_device(&got->spec);
     const shape a = slot_shape(want, which);
     const difference d = compare(want->x[which], got->x[which], a.batch * a.heads * a.tokens, a.channels);
-    const double allowed = !device           ? bound((loam_dtype)got->spec.dtype, which != SLOT_O)
-                           : which == SLOT_O ? BOUND_OF_DEVICES
-                                             : HUGE_VAL;
+    const double allowed = !device                  ? bound((loam_dtype)got->spec.dtype, which != SLOT_O)
+                           : which == SLOT_O        ? BOUND_OF_DEVICES
+                           : c->device_gradient > 0 ? c->device_gradient
+                                                    : HUGE_VAL;
     if (d.relative <= allowed && d.worst_row <= ROW_FACTOR * allowed) return;
     fail_msg("%s, %s, %s: %s is off by %.2g, row %lld by %.2g; expected %.2g, %.2g", c->name,
              got->spec.kernel, loam_dtype_name((loam_dtype)got->spec.dtype), slot_names[which], d.relative,

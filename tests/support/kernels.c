@@ -56,7 +56,7 @@ void kernel_take_path(spec *s)
 /* The most channels that tiles of the local family take, as src/local/fits.c has it. */
 static int64_t most_channels(const spec *s)
 {
-    return s->mechanism != LOAM_LLA || s->pass == LOAM_FORWARD ? 256 : 128;
+    return s->mechanism == LOAM_LLA && s->pass == LOAM_BACKWARD && s->dtype == LOAM_F16 ? 128 : 256;
 }
 
 /* Any number of channels up to `most`. Bulk copies read rows at multiples of 8 numbers alone: most cases have

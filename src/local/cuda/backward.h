@@ -85,7 +85,7 @@ local_rows_fn local_keys_cuda;
  * float16, and keys to 256. */
 local_adjoint_fn local_rows_solved_hopper, local_rows_solved_half_hopper;
 local_rows_fn local_rows_given_hopper, local_rows_given_half_hopper;
-local_adjoint_fn local_keys_hopper;
+local_adjoint_fn local_keys_hopper, local_keys_solved_wide_hopper;
 local_rows_fn local_keys_half_hopper, local_keys_shared_hopper;
 /* The scales of heads of LLA in float16, when y is known; rows of heads that are not tame become pending.
  * memory: what the pass over rows has left. Then keys of heads that are tame. */

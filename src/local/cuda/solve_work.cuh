@@ -40,7 +40,7 @@ static inline size_t row_double_scratch(const loam_problem *p)
 static inline solve_work solve_work_carve(const loam_problem *p, arena *pool)
 {
     const size_t dim = (size_t)local_padded_dim(p), blocks = (size_t)solve_blocks(p);
-    const size_t solver = size_mul(blocks, VECTORS * (dim / 2) * THREADS * sizeof(float)),
+    const size_t solver = size_mul(blocks, solver_scratch(dim) * sizeof(float)),
                  rows = row_double_scratch(p) * sizeof(double);
     solve_work w;
     w.next_block = (int64_t *)arena_take(pool, 1, sizeof(int64_t));

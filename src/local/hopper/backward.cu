@@ -23,7 +23,7 @@ static row_arrays row_arrays_carve(const loam_problem *p, arena *pool)
                                                  local_row_states(p) / 4 + 1 +
                                                      heads * (sizeof(key_scale) / (4 * sizeof(int32_t))),
                                                  4 * sizeof(int32_t))
-                         : (int32_t *)arena_take(pool, (size_t)key_falls(*p), sizeof(int32_t));
+                         : (int32_t *)arena_take(pool, key_falls_and_blocks(*p), sizeof(int32_t));
     return rows;
 }
 
@@ -42,13 +42,13 @@ size_t local_backward_hopper_work(const loam_problem *p)
     return with_bulk_copies > without_bulk_copies ? with_bulk_copies : without_bulk_copies;
 }
 
-/* Falls begin at 0 (operand_fall.cuh). */
+/* Falls, and the number of blocks behind them, begin at 0 (operand_fall.cuh). */
 static loam_status clear_falls(const loam_problem *p, const loam_args *a, const row_arrays *rows,
                                loam_error *error)
 {
-    return cuda_check(
-        cudaMemsetAsync(rows->state, 0, (size_t)key_falls(*p) * sizeof *rows->state, (cudaStream_t)a->stream),
-        "cudaMemsetAsync", error);
+    const size_t bytes = ((size_t)key_falls(*p) + 1) * sizeof *rows->state;
+    return cuda_check(cudaMemsetAsync(rows->state, 0, bytes, (cudaStream_t)a->stream), "cudaMemsetAsync",
+                      error);
 }
 
 /* What the pass over rows has left in the workspace is read, and rows and heads are shared with query_kernel
@@ -66,7 +66,7 @@ static loam_status keys_solved_half(const loam_problem *p, const loam_args *a, c
 loam_status local_backward_hopper(const loam_problem *p, const loam_args *a, loam_error *error)
 {
     if (!local_backward_hopper_reads(p, a)) return local_backward_cuda(p, a, error);
-    const bool f16 = p->dtype == LOAM_F16, wide = p->dim_qk > 128 || p->dim_v > 128;
+    const bool f16 = p->dtype == LOAM_F16, wide = local_padded_dim(p) > 128;
     arena pool = { (char *)a->work, 0 };
     const row_arrays rows = row_arrays_carve(p, &pool);
     void *const memory = (char *)a->work + pool.used;
@@ -76,10 +76,11 @@ loam_status local_backward_hopper(const loam_problem *p, const loam_args *a, loa
         : solved      ? local_rows_solved_hopper(p, a, &rows, memory, error)
         : f16         ? local_rows_given_half_hopper(p, a, &rows, error)
                       : local_rows_given_hopper(p, a, &rows, error));
-    TRY(solved && f16 ? keys_solved_half(p, a, &rows, memory, error)
-        : wide        ? local_keys_shared_hopper(p, a, &rows, error)
-        : f16         ? local_keys_half_hopper(p, a, &rows, error)
-                      : local_keys_hopper(p, a, &rows, memory, error));
+    TRY(solved && f16    ? keys_solved_half(p, a, &rows, memory, error)
+        : solved && wide ? local_keys_solved_wide_hopper(p, a, &rows, memory, error)
+        : wide           ? local_keys_shared_hopper(p, a, &rows, error)
+        : f16            ? local_keys_half_hopper(p, a, &rows, error)
+                         : local_keys_hopper(p, a, &rows, memory, error));
     TRY(local_row_sums_cuda(p, a, &rows, error));
     return loam_succeed(error);
 }

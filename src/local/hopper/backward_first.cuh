@@ -51,6 +51,17 @@ static __device__ __forceinline__ void largest_weights(rows_sums &sum, const flo
             sum.best[e / 2] = fmaxf(sum.best[e / 2], p[n][e]);
 }
 
+/* The products g = do . v become p (g - gbar). */
+static __device__ __forceinline__ void weigh_values(float (&g)[8][4], const float (&p)[8][4],
+                                                    const float (&gbar)[2])
+{
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            g[n][e] = p[n][e] * (g[n][e] - gbar[e / 2]);
+}
+
 /* The first sweep: f = sum p (g - gbar) k of the thread's rows, and sum.rest. do lies where the direction
  * will be. peak: whether the highest scores are wanted. In fp16, all are in units: gbar in that of the
  * products of do and values, f, rest and the largest weight in that of the weights. */
@@ -59,6 +70,7 @@ static __device__ __forceinline__ void probe_gradient_sweep(float (&f)[DIM / TIL
                                                             const rows_system<DIM, DECAYED, T> &rs,
                                                             rows_sums &sum, bool peak)
 {
+    constexpr bool values_later = DIM > 128; /* sums leave no registers to find the peak beside products */
     const pairs_system<DIM, DECAYED, T> &sys = rs.sys;
     float s[8][4], g[8][4], total[2] = { 0, 0 };
     weights_operand<PARTS, 4, T> w;
@@ -68,22 +80,30 @@ static __device__ __forceinline__ void probe_gradient_sweep(float (&f)[DIM / TIL
     stream_pipelined<DIM, true, PARTS == 1, true>(
         sys.ring(), rs.count.ring, sys.maps, sys.block,
         [&](const auto &t) {
-            multiply_rows<DIM>(s, sys.sm.query, t.keys, false);
-            more_rows<DIM>(g, sys.sm.direction[0], t.values, false);
+            multiply_rows<DIM>(s, rs.queries(), t.keys, false);
+            if (!values_later) more_rows<DIM>(g, sys.sm.direction[0], t.values, false);
         },
         [&](const auto &t) {
             wgmma_results(s);
-            wgmma_results(g);
+            if constexpr (!values_later) wgmma_results(g);
             if (peak) find_peak(sum, s, sys, t.j);
+            if constexpr (values_later) {
+                multiply_rows<DIM>(g, rs.direction(0), t.values, false);
+                wgmma_commit();
+            }
             score_weights(s, sys, t.j);
             if (is_half<T> && !peak) largest_weights(sum, s);
-#pragma unroll
-            for (int n = 0; n < 8; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    g[n][e] = s[n][e] * (g[n][e] - sum.gbar[e / 2]);
+            if constexpr (values_later)
+                wgmma_results(s); /* else the compiler computes s beyond the next wait */
+            else
+                weigh_values(g, s, sum.gbar);
         },
         [&]() {
+            if constexpr (values_later) {
+                wgmma_wait<0>();
+                wgmma_results(g);
+                weigh_values(g, s, sum.gbar);
+            }
             wgmma_results(f);
             split_weights(w, g);
             add_weights(total, w);

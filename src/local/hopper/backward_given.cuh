@@ -11,7 +11,9 @@
  * e = sum p gam t, so that neither mechanism needs a sweep before this one.
  *
  * Two consumer warpgroups have 64 queries each; one thread of a third produces the tiles. Where sequences are
- * short, thread blocks stay: rows of the next block are copied during this one. Weights have one bf16 part.
+ * short, thread blocks stay: rows of the next block are copied during this one. Weights have one part. Those
+ * of float16 are raised (LIFT_TOP); blocks in which some then are infinite are done again by a launch of
+ * their own, which looks for such weights in each tile, and raises the weights of their rows less.
  * Where a sum of weights is 0 in exact arithmetic, its rounding error is taken out of the gradient at the key
  * of the row's own position.
  */
@@ -197,14 +199,10 @@ static __device__ __forceinline__ bool sweep_tiles(row_gradients<S> &f, scale_su
             clear_unseen(tile.g, rows, j);
             clear_unseen_probe(tile, rows, j);
         }
-        float squares[2];
-        probe_score_gradients<S>(tile.s, tile.g, tile.u, sums, rows, squares, decay, j);
-        if constexpr (S::lean) {
-            if (masked) clear_unseen(tile.s, rows, j);
-            if constexpr (S::folded) make_operands(w, tile); /* before it is known whether they will do */
-        }
-        const bool stops = S::folded && !within_half(tile, w, squares, by);
-        if (!(S::lean && S::folded) || stops) make_operands(w, tile);
+        probe_score_gradients<S>(tile.s, tile.g, tile.u, sums, rows, decay, j);
+        if (S::lean && masked) clear_unseen(tile.s, rows, j);
+        const bool stops = S::again && !within_half(tile, by);
+        make_operands(w, tile);
         if (stops) return true;
         if constexpr (!S::roomy) add_operands(f, w);
         issue_gradients(f, w, keys + own_columns<S>());
@@ -335,12 +333,13 @@ static __device__ __forceinline__ void load_own_keys(uint32_t (&own)[2][S::colum
     }
 }
 
-/* What operands of the pass over keys need to stay within the range of float16 (key_falls). */
+/* What operands of the pass over keys need to stay within the range of float16 (key_falls): ds that was
+ * finite here is at most half of what is there, where products may be rounded otherwise. */
 template <class S>
 static __device__ __forceinline__ void put_falls(const row_constants &rows, const loam_problem &p,
                                                  const row_arrays &arrays, const row_block &block, unsigned n)
 {
-    int fall = GIVEN_RAISE - (int)fminf(rows.lift[0], rows.lift[1]),
+    int fall = KEY_RAISE + 1 - (int)fminf(rows.lift[0], rows.lift[1]),
         probe = rows.most2 > 1 && rows.most2 < INFINITY ? ilogbf(rows.most2) / 2 + 1 : 0;
     fall = __reduce_max_sync(0xffffffffu, fall), probe = __reduce_max_sync(0xffffffffu, probe);
     if (threadIdx.x % 32 != 0) return;
@@ -425,6 +424,30 @@ static __device__ __forceinline__ row_pair given_rows_of(const loam_problem &p, 
     return r;
 }
 
+/* With float16: a block in which operands of the warpgroup's rows were infinite, as sums of rounded weights
+ * tell, goes on the list of those to be done again. */
+template <class S>
+static __device__ __forceinline__ void list_overflow(const row_gradients<S> &f, const loam_problem &p,
+                                                     const row_arrays &arrays, unsigned n)
+{
+    float nothing = 0;
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        nothing += 0 * f.inner[k] + (S::probed ? 0 * f.total[k] : 0);
+    const bool infinite = named_barrier_or<THREADS>(vote_barrier(), nothing != 0);
+    if (!infinite || threadIdx.x % THREADS != 0) return;
+    int32_t *const list = overflow_list(p, arrays);
+    list[1 + atomicAdd(list, 1)] = (int32_t)n;
+}
+
+/* The number of the n-th block of a launch. */
+template <class S>
+static __device__ __forceinline__ unsigned block_number(const loam_problem &p, const row_arrays &arrays,
+                                                        unsigned n)
+{
+    return S::again ? (unsigned)overflow_list(p, arrays)[1 + n] : n;
+}
+
 /* A block of a consumer warpgroup, number n, and its two rows with their lse. */
 struct given_block {
     row_block block;
@@ -438,7 +461,7 @@ template <class S>
 static __device__ __forceinline__ bool next_block(given_block &x, given_backward_shared<S> &sm,
                                                   given_backward_barriers<S> &bar, const loam_problem &p,
                                                   const loam_args &a, const local_saved &saved,
-                                                  unsigned blocks, unsigned round)
+                                                  const row_arrays &arrays, unsigned blocks, unsigned round)
 {
     const float *lse;
     if constexpr (S::stays) {
@@ -446,8 +469,9 @@ static __device__ __forceinline__ bool next_block(given_block &x, given_backward
         const given_backward_task<S> &task = sm.task[round % TASKS];
         x.block = task.block, x.n = task.number, lse = task.lse;
     } else {
-        x.n = block_of_round(blocks, round);
-        if (x.n >= blocks) return false;
+        const unsigned n = block_of_round(blocks, round);
+        if (n >= blocks) return false;
+        x.n = block_number<S>(p, arrays, n);
         x.block = row_block_at<S::rows>(p, a, x.n);
         lse = (const float *)saved.lse + local_row(&p, &x.block.s, x.block.h, x.block.i0);
     }
@@ -467,9 +491,9 @@ static __device__ __forceinline__ void consume_rows(given_backward_shared<S> &sm
 {
     const int group = S::shared_rows ? 0 : (int)threadIdx.x / THREADS;
     unsigned count = 0;
-    for (unsigned round = 0; S::stays || has_round<false>(blocks, round); round++) {
+    for (unsigned round = 0; S::stays || has_round<S::loops>(blocks, round); round++) {
         given_block x;
-        if (!next_block(x, sm, bar, p, a, saved, blocks, round)) break;
+        if (!next_block(x, sm, bar, p, a, saved, arrays, blocks, round)) break;
         row_constants rows = row_constants_of<S>(sm.rows[round % S::row_stages].tile[ROWS_GRAD_O][group], sm,
                                                  bar, round, p, saved, x.block, x.r, x.lse);
         if constexpr (S::decayed) {
@@ -486,6 +510,7 @@ static __device__ __forceinline__ void consume_rows(given_backward_shared<S> &sm
             if constexpr (S::roomy) load_own_keys<S>(own, p, a, x.block, x.r, first_column<S>());
         });
         if constexpr (!S::roomy) load_own_keys<S>(own, p, a, x.block, x.r, first_column<S>());
+        if constexpr (S::folded && !S::again) list_overflow(f, p, arrays, x.n);
         put_rows(f, sums, rows, p, a, saved, arrays, x.block, x.r, own);
         if constexpr (S::folded) put_falls<S>(rows, p, arrays, x.block, x.n);
     }
@@ -494,12 +519,16 @@ static __device__ __forceinline__ void consume_rows(given_backward_shared<S> &sm
 template <class S>
 __global__ void __launch_bounds__(GIVEN_THREADS, 1)
     given_rows_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
-                             const local_saved saved, const row_arrays arrays, const unsigned blocks,
+                             const local_saved saved, const row_arrays arrays, const unsigned all_blocks,
                              const __grid_constant__ given_backward_maps maps)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     given_backward_shared<S> &sm = *(given_backward_shared<S> *)swizzled_memory;
     given_backward_barriers<S> &bar = sm.barriers;
+    if constexpr (S::again) wait_for_previous_launch();
+    if constexpr (S::folded && !S::again) launch_dependents();
+    const unsigned blocks = S::again ? (unsigned)*overflow_list(p, arrays) : all_blocks;
+    if (blocks == 0) return;
     if (threadIdx.x == 0) {
         ring_init(bar.rows, GIVEN_GROUPS * 4);
         ring_init(bar.keys, GIVEN_GROUPS * 4);
@@ -517,8 +546,8 @@ __global__ void __launch_bounds__(GIVEN_THREADS, 1)
         if (S::stays && threadIdx.x / 32 == GIVEN_GROUPS * 4 + 1) tell_blocks(sm, bar, p, a, saved, blocks);
         if (threadIdx.x != GIVEN_GROUPS * THREADS) return;
         unsigned row_count = 0, count = 0;
-        for_each_block<S::stays>(blocks, [&](unsigned n) {
-            const row_block block = row_block_at<S::rows>(p, a, n);
+        for_each_block<S::loops>(blocks, [&](unsigned n) {
+            const row_block block = row_block_at<S::rows>(p, a, block_number<S>(p, arrays, n));
             if (block.rows <= 0) return;
             produce_block(sm, bar, maps, p, a, saved, block, row_count++, count);
         });
@@ -537,24 +566,30 @@ template <class S> static int64_t row_blocks(const loam_problem *p)
 }
 
 template <class S>
-static loam_status launch(const loam_problem *p, const loam_args *a, const row_arrays *rows,
-                          loam_error *error)
+static loam_status launch_kernel(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                                 const given_backward_maps &maps, loam_error *error)
 {
     const int64_t blocks = row_blocks<S>(p);
     int64_t grid;
-    TRY(cuda_grid_that_stays(blocks, S::stays, &grid, error));
-    const local_saved saved = local_saved_carve(p, a->saved, NULL);
+    TRY(cuda_grid_that_stays(blocks, S::loops, &grid, error));
+    return cuda_launch("given_rows_kernel_hopper", given_rows_kernel_hopper<S>, grid, GIVEN_THREADS,
+                       sizeof(given_backward_shared<S>), a->stream, S::again, error, *p, *a,
+                       local_saved_carve(p, a->saved, NULL), *rows, (unsigned)blocks, maps);
+}
+
+template <class S>
+static loam_status launch(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                          loam_error *error)
+{
     given_backward_maps maps = {};
     TRY(query_map_make(&maps.q, p, &a->q, p->dim_qk, TILE_SIDE, error));
     TRY(query_map_make(&maps.grad_o, p, &a->grad_o, p->dim_v, TILE_SIDE, error));
     if (S::probed) TRY(query_map_make(&maps.probe, p, &a->probe, p->dim_qk, TILE_SIDE, error));
     TRY(key_map_make(&maps.k, p, &a->k, p->dim_qk, S::keys, error));
     TRY(key_map_make(&maps.v, p, &a->v, p->dim_v, S::keys, error));
-    constexpr size_t shared = sizeof(given_backward_shared<S>);
-    TRY(cuda_allow_shared((const void *)given_rows_kernel_hopper<S>, shared, error));
-    given_rows_kernel_hopper<S><<<(unsigned)grid, GIVEN_THREADS, shared, (cudaStream_t)a->stream>>>(
-        *p, *a, saved, *rows, (unsigned)blocks, maps);
-    return cuda_launched("given_rows_kernel_hopper", error);
+    TRY(launch_kernel<S>(p, a, rows, maps, error));
+    if constexpr (S::folded) return launch_kernel<typename S::same_again>(p, a, rows, maps, error);
+    return LOAM_OK;
 }
 
 /* Where scores decay, only bfloat16 to 128 channels has instances that leave out the gradient of the scale.

@@ -15,16 +15,20 @@ enum {
     TASKS = 2, /* blocks that are told ahead */
 };
 
-/* Weights of float16 are raised by so many powers of 2 at first: that, and how far rows lower it, is their
- * lift. */
-enum { GIVEN_RAISE = 14 };
+/* Weights of float16 are raised by powers of 2 of each row, its lift: so many that |do| would be 2^LIFT_TOP,
+ * but at most LIFT_MOST. */
+enum { LIFT_TOP = 10, LIFT_MOST = 30 };
 
 /* Of a kernel: numbers of type T, tiles of DIM channels, a probe or none, whether the gradient of the scale
- * is wanted, whether scores decay, whether thread blocks stay. */
-template <class T, int DIM, bool PROBED, bool SCALED, bool DECAYED, bool STAYS> struct given_backward {
+ * is wanted, whether scores decay, whether thread blocks stay; whether it is for the blocks of another in
+ * which operands of float16 were infinite. */
+template <class T, int DIM, bool PROBED, bool SCALED, bool DECAYED, bool STAYS, bool AGAIN = false>
+struct given_backward {
     typedef T type;
+    typedef given_backward<T, DIM, PROBED, SCALED, DECAYED, false, true> same_again;
     static constexpr int dim = DIM;
-    static constexpr bool probed = PROBED, scaled = SCALED, decayed = DECAYED, stays = STAYS;
+    static constexpr bool probed = PROBED, scaled = SCALED, decayed = DECAYED, stays = STAYS, again = AGAIN;
+    static constexpr bool loops = STAYS || AGAIN; /* do thread blocks take several blocks? */
     static constexpr bool folded = is_half<T>;
     /* Both consumers have the same 64 rows, and each half of the columns of their gradients, which all
      * together do not fit registers; both compute the scores. */
@@ -33,10 +37,9 @@ template <class T, int DIM, bool PROBED, bool SCALED, bool DECAYED, bool STAYS> 
     static constexpr int groups = shared_rows ? 1 : GIVEN_GROUPS, rows = groups * TILE_SIDE;
     /* Keys of a tile, as many as leave registers for the accumulators of 64 rows. */
     static constexpr int probed_keys = DIM == 64 ? 64 : 48,
-                         plain_keys = DIM == 256             ? 48
-                                      : DIM == 192           ? 64
-                                      : DIM == 128 && folded ? 96
-                                                             : 128,
+                         plain_keys = DIM == 256   ? 48
+                                      : DIM == 192 ? 64
+                                                   : 128,
                          keys = PROBED ? probed_keys : plain_keys;
     static constexpr int blocks = keys / 8, steps = keys / 16;
     static constexpr int key_stages = DIM == 256 && !PROBED ? 2
@@ -162,6 +165,22 @@ static __device__ __forceinline__ float grad_o_product(const typename S::type *g
     return quad_sum(sum);
 }
 
+/* The lift of a row at first; the four lanes of the row call it. */
+template <class S>
+static __device__ __forceinline__ float first_lift(const typename S::type *grad_o, int r, bool real)
+{
+    float sum = 0;
+#pragma unroll
+    for (int n = 0; n < S::dim / 16; n++) {
+        const uint2 y = *(const uint2 *)(grad_o + swizzled(r, 16 * n + threadIdx.x % 4 * 4));
+        const float2 low = unpack_pair<typename S::type>(y.x), high = unpack_pair<typename S::type>(y.y);
+        sum += low.x * low.x + low.y * low.y + high.x * high.x + high.y * high.y;
+    }
+    const float all = quad_sum(sum), norm2 = real ? all : 0;
+    const int exponent = ((int)(__float_as_uint(norm2) >> 23) - 127) >> 1; /* of the norm */
+    return (float)min(LIFT_TOP - exponent, (int)LIFT_MOST);
+}
+
 /* Whether bulk copies bring vbar and vbar - o: rows of whole pieces of 16 bytes. */
 template <class S> static __device__ __forceinline__ bool saved_is_copied(const loam_problem &p)
 {
@@ -220,7 +239,7 @@ row_constants_of(const typename S::type *grad_o, const given_backward_shared<S> 
         const int line = r.at[row] % TILE_SIDE;
         const float gbar = grad_o_product<S>(grad_o, line, vbar[row], saved.vbar, at[row], p.dim_v);
         rows.lo[row] = r.lo[row], rows.hi[row] = r.hi[row];
-        rows.lift[row] = S::folded ? GIVEN_RAISE : 0, rows.most2 = 0;
+        rows.lift[row] = S::folded ? first_lift<S>(grad_o, line, r.real[row]) : 0, rows.most2 = 0;
         rows.lse[row] = finite_or_zero(lse[row]);
         rows.lse2[row] = rows.lse[row] * 1.44269504f - rows.lift[row];
         rows.gbar[row] = r.real[row] ? gbar : 0;
@@ -291,10 +310,9 @@ template <class S, class DECAY, int BLOCKS, int PROBE_BLOCKS>
 static __device__ __forceinline__ void probe_score_gradients(float (&s)[BLOCKS][4], float (&g)[BLOCKS][4],
                                                              const float (&u)[PROBE_BLOCKS][4],
                                                              scale_sums &sum, row_constants &rows,
-                                                             float (&squares)[2], const DECAY *decay, int j)
+                                                             const DECAY *decay, int j)
 {
     float beside2[2] = { 0, 0 }; /* sums cost less than maxima */
-    squares[0] = squares[1] = 0;
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
@@ -308,11 +326,10 @@ static __device__ __forceinline__ void probe_score_gradients(float (&s)[BLOCKS][
             g[n][e] = ds;
             if constexpr (S::probed) {
                 const float beside = rows.one_plus_tbar[row] - u[n][e];
-                if constexpr (S::folded) beside2[row] += beside * beside, squares[row] += ds * ds;
+                if constexpr (S::folded) beside2[row] += beside * beside;
                 ds = ds * beside + p * rows.e[row];
             }
             s[n][e] = ds;
-            if constexpr (S::folded && !S::lean) squares[row] += ds * ds;
             if constexpr (S::decayed) sum.total[row] += ds;
             if constexpr (S::scaled) {
                 const float y = seen ? clamp_score(x) - sum.middle[row] : 0;
@@ -435,27 +452,17 @@ static __device__ __forceinline__ void add_operands(row_gradients<S> &f, const t
     if constexpr (S::probed) add_rounded(f.total, w.error);
 }
 
-/* With float16: are the operands of all rows of the warpgroup within its range? They are `w` where nothing
- * but dq is wanted, else of numbers whose squares in this thread add up to `squares` in each row, which needs
- * fewer registers. If not, s and g are scaled by `by`, where the row needs it. */
-template <class S>
-static __device__ __forceinline__ bool within_half(tile_products<S> &tile, const tile_operands<S> &w,
-                                                   const float (&squares)[2], float (&by)[2])
+/* With float16: would the operands of all rows of the warpgroup be finite? If not, s and g are scaled by
+ * `by`, where the row needs it. */
+template <class S> static __device__ __forceinline__ bool within_half(tile_products<S> &tile, float (&by)[2])
 {
-    constexpr float most = 0x1p15f;
-    bool beyond;
-    if constexpr (S::lean)
-        beyond = reaches_half_limit(w.ds.part[0]);
-    else
-        beyond = !(fmaxf(squares[0], squares[1]) < most * most / 4);
-    if (!named_barrier_or<THREADS>(vote_barrier(), beyond)) return true;
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        /* All lanes shuffle, whatever their rows need. */
-        const float sum = S::lean ? 0 : quad_sum(squares[row]), ds = row_largest(tile.s, row),
+        const float ds = row_largest(tile.s, row),
                     largest = S::probed ? fmaxf(ds, row_largest(tile.g, row)) : ds;
-        by[row] = (S::lean ? largest < most : sum < most * most) ? 1 : half_fall(largest);
+        by[row] = largest < HALF_INFINITY ? 1 : half_fall(largest);
     }
+    if (!named_barrier_or<THREADS>(vote_barrier(), by[0] < 1 || by[1] < 1)) return true;
     scale_rows(tile.s, by);
     if constexpr (S::probed) scale_rows(tile.g, by);
     return false;

@@ -24,15 +24,23 @@ template <int DIM, bool DECAYED> using half_rows_system = rows_system<DIM, DECAY
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ bool load_mean_keys(const half_rows_system<DIM, DECAYED> &rs)
 {
-    bool two_parts = false;
+    const row_vectors means = key_rows(rs, rs.all.saved.kbar), rhos = key_rows(rs, rs.all.saved.rho);
     const lane_vector kbar = rs.sys.vector(VECTOR_KBAR);
     const float key = power_inverse(rs.sys.units.key);
-#pragma unroll 8
-    for (int n = 0; n < DIM / 4; n++) {
-        const float2 mean = rs.key_pair(rs.all.saved.kbar, n % 2, column_of(n / 2, 0)),
-                     rho = rs.key_pair(rs.all.saved.rho, n % 2, column_of(n / 2, 0));
-        two_parts |= one_part(rho.x) != rho.x || one_part(rho.y) != rho.y;
-        kbar.put(2 * n, key * mean.x), kbar.put(2 * n + 1, key * mean.y);
+    bool two_parts = false;
+#pragma unroll 1
+    for (int n = 0; n < DIM / 8; n += TOGETHER) {
+        row_fragments mean, rho;
+        means.load(mean, n), rhos.load(rho, n);
+        scale_fragments(mean, { key, key });
+        store_lanes(kbar, mean, n);
+#pragma unroll
+        for (int k = 0; k < TOGETHER; k++) {
+#pragma unroll
+            for (int row = 0; row < 2; row++)
+                two_parts |= one_part(rho[k][row].x) != rho[k][row].x ||
+                             one_part(rho[k][row].y) != rho[k][row].y;
+        }
     }
     return two_parts;
 }
@@ -47,20 +55,29 @@ static __device__ __forceinline__ void load_gradients(const half_rows_system<DIM
     __half *const grad_o = rs.sys.sm.direction[0];
     const float value = power_inverse(rs.sys.units.value);
     float top[2], inverse[2], norm2[2] = { 0, 0 };
-    wide_tile_tops<DIM>(top, grad_o, rs.r, true);
+    const row_pair own = rs.r;
+    wide_tile_tops<DIM>(top, grad_o, own, true);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         rows.grad[row] = unit_of_largest<__half>(quad_max(top[row]));
         inverse[row] = power_inverse(rows.grad[row]), gbar[row] = 0;
     }
-    narrow_tile<DIM>(grad_o, grad_o, rs.r, inverse, true);
-#pragma unroll 8
-    for (int n = 0; n < DIM / 4; n++) {
-        const int row = n % 2, c = column_of(n / 2, 0);
-        const float2 mean = rs.value_pair(rs.all.saved.vbar, row, c),
-                     grad = unpack_pair<__half>(*(const uint32_t *)(grad_o + swizzled(rs.r.at[row], c)));
-        gbar[row] += value * (grad.x * mean.x + grad.y * mean.y);
-        norm2[row] += grad.x * grad.x + grad.y * grad.y;
+    narrow_tile<DIM>(grad_o, grad_o, own, inverse, true);
+    const row_vectors means(rs, rs.all.saved.vbar, rs.sys.p.dim_v);
+#pragma unroll 1
+    for (int n = 0; n < DIM / 8; n += TOGETHER) {
+        row_fragments mean;
+        means.load(mean, n);
+#pragma unroll
+        for (int k = 0; k < TOGETHER; k++) {
+#pragma unroll
+            for (int row = 0; row < 2; row++) {
+                const int at = swizzled(own.at[row], column_of(n + k, 0));
+                const float2 grad = unpack_pair<__half>(*(const uint32_t *)(grad_o + at));
+                gbar[row] += value * (grad.x * mean[k][row].x + grad.y * mean[k][row].y);
+                norm2[row] += grad.x * grad.x + grad.y * grad.y;
+            }
+        }
     }
 #pragma unroll
     for (int row = 0; row < 2; row++) {
@@ -206,17 +223,26 @@ static __device__ __forceinline__ void put_ended(const half_system<DIM, DECAYED>
 
 /* y, from the solution in the scratch, rounded to PARTS, and do, which lies in its stage. */
 template <int PARTS> struct scratch_source {
-    const row_pair &r;
+    int row[2];
     lane_vector x;
     float unit[2]; /* of x */
     const __half *grad_o;
 
-    __device__ __forceinline__ float2 y(int n, int e) const
+    __device__ __forceinline__ void load(row_fragments &y, int n) const
     {
-        const float2 y = { unit[e / 2] * x.get(4 * n + e), unit[e / 2] * x.get(4 * n + e + 1) };
-        return PARTS == 1 ? make_float2(one_part(y.x), one_part(y.y)) : y;
+        load_lanes(y, x, n);
+        scale_fragments(y, unit);
+#pragma unroll
+        for (int k = 0; k < TOGETHER; k++) {
+#pragma unroll
+            for (int row = 0; row < 2; row++)
+                if (PARTS == 1) y[k][row] = { one_part(y[k][row].x), one_part(y[k][row].y) };
+        }
     }
-    __device__ __forceinline__ float2 grad(int n, int e) const { return wide_pair(grad_o, r, n, e, true); }
+    __device__ __forceinline__ float2 grad(int n, int of) const
+    {
+        return wide_pair(grad_o, row[of], n, true);
+    }
 };
 
 /* The square of what a residual of one part may be, relative to HALF_ACCEPT: with the root of the condition
@@ -237,7 +263,7 @@ static __device__ __forceinline__ bool finish_rows(half_system<DIM, DECAYED> &sy
     const float inverse = power_inverse(sys.units.key);
     const bool by_max = all.p.ridge_unit == LOAM_RIDGE_MAX;
     const float ridge_unit[2] = { by_max ? rows.largest[0] : 1, by_max ? rows.largest[1] : 1 };
-    scratch_source<PARTS> source = { sys.r, sys.vector(VECTOR_X), {}, grad_o };
+    scratch_source<PARTS> source = { { sys.r.at[0], sys.r.at[1] }, sys.vector(VECTOR_X), {}, grad_o };
     float bb[2];
     adjoint_row own[2];
     if (threadIdx.x == 0) {
@@ -325,8 +351,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     pairs_shared<DIM, __half> &sm = *(pairs_shared<DIM, __half> *)swizzled_memory;
     const solve_work &work = plan.work;
-    const rows_launch all = { p,         a,          plan.saved,  plan.rows,   work,
-                              plan.maps, &plan.copy, &plan.heavy, &plan.ended, plan.extremes };
+    const rows_launch all = { p,         a,          plan.saved,  plan.rows,           work,
+                              plan.maps, &plan.copy, &plan.heavy, &plan.ended[listed], plan.extremes };
     const solve_launch solve = { p, a, plan.saved, work, plan.maps.all, &plan.copy, &plan.heavy };
     const block_list unlisted = {}, list = { work.next_listed, work.listed, work.listed_count };
     rows_count count = {};
@@ -353,32 +379,38 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if (threadIdx.x == 0) {
         __threadfence();
         atomicExch(&work.scratch_taken[sm.scratch], 0);
+        if (PARTS == 2 && DIM == 128) atomicAdd(all.ended->gone, 1ull);
     }
     if (PARTS == 1) wait_for_previous_launch();
 }
 
 /* ------------------------------------------------------------------ the launches */
 
+static int64_t pass_grid(const loam_problem *p, const rows_plan *plan)
+{
+    const int64_t blocks = (int64_t)row_blocks(p), most = plan->work.scratches;
+    return most < blocks ? most : blocks;
+}
+
 template <int PARTS, int DIM, bool DECAYED>
 static loam_status launch_pass(const loam_problem *p, const loam_args *a, const rows_plan *plan, bool listed,
                                loam_error *error)
 {
-    const int64_t blocks = (int64_t)row_blocks(p), most = plan->work.scratches;
-    return cuda_launch("half_rows_kernel", half_rows_kernel<PARTS, DIM, DECAYED>,
-                       most < blocks ? most : blocks, THREADS, rows_shared_bytes<DIM>, a->stream, PARTS == 1,
-                       error, *p, *a, *plan, blocks, listed);
+    return cuda_launch("half_rows_kernel", half_rows_kernel<PARTS, DIM, DECAYED>, pass_grid(p, plan), THREADS,
+                       rows_shared_bytes<DIM>, a->stream, PARTS == 1, error, *p, *a, *plan,
+                       (int64_t)row_blocks(p), listed);
 }
 
-/* Blocks with few keys in two parts, where scores decay all; beside them all others in one part; then those
- * for which that was not enough. */
+/* Blocks with few keys in two parts, where scores decay all; beside them all others in one part, and where
+ * these leave room, what follows from the solutions of the former; then those for which one part was not
+ * enough. */
 template <int DIM, bool DECAYED>
 static loam_status launch(const loam_problem *p, const loam_args *a, const rows_plan *plan, loam_error *error)
 {
     TRY((launch_pass<2, DIM, DECAYED>(p, a, plan, false, error)));
-    if constexpr (!DECAYED) {
-        TRY((launch_pass<1, DIM, DECAYED>(p, a, plan, false, error)));
-        TRY((launch_pass<2, DIM, DECAYED>(p, a, plan, true, error)));
-    }
+    if (!DECAYED) TRY((launch_pass<1, DIM, false>(p, a, plan, false, error)));
+    if (DIM == 128) TRY(rows_ended(p, a, plan, pass_grid(p, plan), error));
+    if (!DECAYED) TRY((launch_pass<2, DIM, false>(p, a, plan, true, error)));
     TRY(heavy_adjoint(p, a, &plan->work, &plan->copy, &plan->heavy, &plan->maps.all, error));
     return rows_solved(p, a, plan, error);
 }
@@ -397,7 +429,7 @@ loam_status local_rows_solved_half_hopper(const loam_problem *p, const loam_args
                    "cudaMemsetAsync", error));
     if (has_ended_blocks(p)) {
         TRY(cuda_check(
-            cudaMemsetAsync(plan.ended.next, 0, 2 * sizeof *plan.ended.next, (cudaStream_t)a->stream),
+            cudaMemsetAsync(plan.ended[0].next, 0, ENDED_COUNTERS * sizeof(int64_t), (cudaStream_t)a->stream),
             "cudaMemsetAsync", error));
     }
     TRY(queue(p, a, &narrow, error));

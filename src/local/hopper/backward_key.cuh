@@ -24,6 +24,7 @@ template <class S> static __device__ __forceinline__ void init_barriers(key_pass
     }
     ring_init(sm.key_ring, KEY_GROUPS * 4);
     ring_init(sm.exchange_ring, 1);
+    if (S::apart) ring_init(sm.direction_ring, KEY_GROUPS * 4);
     fence_async_proxy();
 }
 
@@ -38,7 +39,8 @@ template <class S> struct key_task {
     __device__ __forceinline__ key_task(const loam_problem &p, const loam_args &a, const row_arrays &arrays,
                                         unsigned n)
         : block(key_block_at<S::rows>(p, a, n, S::queries)),
-          v(key_view_of(p, block.s, S::solved ? first_state(p, arrays, block, n) : NULL)),
+          v(key_view_of(p, block.s,
+                        S::solved && (!S::apart || arrays.state) ? first_state(p, arrays, block, n) : NULL)),
           t{ block.first, 0, (int)(block.tiles * (p.heads_q / p.heads_kv)) },
           fold(key_folds_of<S>(p, arrays, block, n))
     {

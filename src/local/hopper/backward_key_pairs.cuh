@@ -97,20 +97,20 @@ static __device__ __forceinline__ void key_weights(float (&s)[BLOCKS][4], const 
 }
 
 /* The products k . rho become 1 - u, with the fold of dv. */
-template <class S, int BLOCKS>
+template <int PARTS, class S, int BLOCKS>
 static __device__ __forceinline__ void centre_probe(float (&u)[BLOCKS][4], const column_terms<BLOCKS> &unit,
                                                     const key_consumer<S> &wg)
 {
-    constexpr bool in_two = S::folded && S::solved;
+    constexpr bool apart = S::solved && (S::folded || PARTS == 2);
     const float factor = S::folded ? -wg.fold.dv * (S::solved ? wg.fold.probe : 1) : -1;
     column_terms<BLOCKS> rest;
-    if constexpr (in_two) rest = columns_of<BLOCKS>(wg.sm.terms[wg.stage][TERM_REST]);
+    if constexpr (apart) rest = columns_of<BLOCKS>(wg.sm.terms[wg.stage][TERM_REST]);
 #pragma unroll
     for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             u[n][e] = S::folded ? fmaf(u[n][e], factor, unit.at(n, e)) : unit.at(n, e) - u[n][e];
-            if constexpr (in_two) u[n][e] += rest.at(n, e);
+            if constexpr (apart) u[n][e] += rest.at(n, e);
         }
     }
 }
@@ -185,6 +185,20 @@ static __device__ __forceinline__ void score_gradient(key_scores<BLOCKS> &pairs,
     }
 }
 
+/* Where the unit of the ridge is the largest p: adds scale e to scale ds of the key that has it. */
+template <class S, int BLOCKS>
+static __device__ __forceinline__ void add_peaks(float (&ds)[BLOCKS][4], const key_consumer<S> &wg)
+{
+    const column_terms<BLOCKS> peak = terms_of(wg, TERM_PEAK), own = terms_of(wg, TERM_PEAK_E);
+    const float scale = wg.scale * (S::folded ? exp2f(key_raise<typename S::type>) : 1);
+#pragma unroll
+    for (int n = 0; n < BLOCKS; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            ds[n][e] += wg.at[e / 2] == __float_as_int(peak.at(n, e)) ? scale * own.at(n, e) : 0;
+    }
+}
+
 /* Where scores decay: adds ds to the sums of the keys. */
 template <class S, int BLOCKS>
 static __device__ __forceinline__ void add_decay_sums(key_consumer<S> &wg, const float (&ds)[BLOCKS][4])
@@ -199,15 +213,17 @@ static __device__ __forceinline__ void add_decay_sums(key_consumer<S> &wg, const
     }
 }
 
-/* Rows of a tile beyond the sequence become 0: the next packed sequence lies there, and 0 times NaN is not 0.
- * Both consumers call it. */
-template <class S> static __device__ __forceinline__ void clear_tail_consumers(const key_consumer<S> &wg)
+/* Rows of `count` tiles beyond the sequence become 0: the next packed sequence lies there, and 0 times NaN is
+ * not 0. Both consumers call it. */
+template <class S>
+static __device__ __forceinline__ void clear_tail_consumers(const key_consumer<S> &wg,
+                                                            typename S::type *tiles, int count)
 {
     const int real = wg.v.nq - wg.t.i, words = (S::queries - real) * (TILE_SIDE / 2);
-    uint32_t *const stage = (uint32_t *)wg.sm.stage[wg.count % S::stages][0];
-    for (int n = 0; n < S::tiles * (S::dim / TILE_SIDE); n++)
+    uint32_t *const to = (uint32_t *)tiles;
+    for (int n = 0; n < count * (S::dim / TILE_SIDE); n++)
         for (int e = threadIdx.x; e < words; e += KEY_GROUPS * 128)
-            stage[(n * S::queries + real) * (TILE_SIDE / 2) + e] = 0;
+            to[(n * S::queries + real) * (TILE_SIDE / 2) + e] = 0;
     fence_async_proxy();
     asm volatile("bar.sync 1, %0;" ::"n"(KEY_GROUPS * 128) : "memory");
 }

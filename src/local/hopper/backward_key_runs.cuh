@@ -75,20 +75,6 @@ static __device__ __forceinline__ void issue_scores(key_scores<BLOCKS> &pairs, c
     wgmma_commit();
 }
 
-/* Where the unit of the ridge is the largest p: adds scale e to scale ds of the key that has it. */
-template <class S, int BLOCKS>
-static __device__ __forceinline__ void add_peaks(float (&ds)[BLOCKS][4], const key_consumer<S> &wg)
-{
-    const column_terms<BLOCKS> peak = terms_of(wg, TERM_PEAK), own = terms_of(wg, TERM_PEAK_E);
-    const float scale = wg.scale * (S::folded ? exp2f(key_raise<typename S::type>) : 1);
-#pragma unroll
-    for (int n = 0; n < BLOCKS; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            ds[n][e] += wg.at[e / 2] == __float_as_int(peak.at(n, e)) ? scale * own.at(n, e) : 0;
-    }
-}
-
 /* sum += weights tile. In two parts: hi hi + lo hi, and hi lo where the tile has a lo part, `rest`. */
 template <int DIM, int PARTS, int STEPS, class T>
 static __device__ __forceinline__ void add_weighted(float (&sum)[DIM / TILE_SIDE][8][4],
@@ -121,7 +107,7 @@ static __device__ __forceinline__ void masked_parts(key_gradients<S> &sum, key_r
     key_weights(pairs.s, terms_of(wg, TERM_LSE), wg);
     if constexpr (S::probed) {
         wgmma_results(pairs.u);
-        centre_probe(pairs.u, terms_of(wg, TERM_UNIT), wg);
+        centre_probe<PARTS>(pairs.u, terms_of(wg, TERM_UNIT), wg);
     }
     centre_error(pairs.e, terms_of(wg, TERM_CENTRE), wg);
     mask_pairs(pairs.s, wg);
@@ -156,7 +142,7 @@ static __device__ __forceinline__ void masked_parts(key_gradients<S> &sum, key_r
 template <class S> static __device__ __forceinline__ int count_one_part_rows(const key_runner<S> &wg)
 {
     const int i = wg.t.i + (int)(threadIdx.x % 32) * ROWS;
-    const bool two_parts = i < wg.v.nq && needs_two_parts(wg.v, wg.t.head, i);
+    const bool two_parts = i < wg.v.nq && needs_two_parts<S>(wg.v, wg.t.head, i);
     const unsigned any = __ballot_sync(0xffffffffu, two_parts);
     return warp_uniform((any ? __ffs((int)any) - 1 : 32) * ROWS - (any % 2 ? 0 : wg.t.i % ROWS));
 }
@@ -191,7 +177,7 @@ static __device__ __forceinline__ void pipelined_tile(key_gradients<S> &sum, key
         term = terms_of(wg, TERM_UNIT);
         wgmma_wait<1>();
         wgmma_results(pairs.u);
-        centre_probe(pairs.u, term, wg);
+        centre_probe<1>(pairs.u, term, wg);
     }
     pack_effective_weights<S>(effective, pairs);
     multiply_weights<S::dim>(sum.dv, effective.part[0], wg.tile(TILE_GRAD_O));
@@ -271,10 +257,10 @@ static __device__ __forceinline__ void consume_tiles(key_gradients<S> &sum, key_
         wait_stage(wg);
         if (two_parts) ring_wait(wg.sm.ring, wg.count + 1);
         if (wg.v.packed && wg.t.i + S::queries > wg.v.nq) {
-            clear_tail_consumers(wg);
+            clear_tail_consumers(wg, wg.sm.stage[wg.count % S::stages][0], S::tiles);
             if (two_parts) {
                 wg.count++;
-                clear_tail_consumers(wg);
+                clear_tail_consumers(wg, wg.sm.stage[wg.count % S::stages][0], S::tiles);
                 wg.count--;
             }
         }

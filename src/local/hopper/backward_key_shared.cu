@@ -5,49 +5,7 @@
  * pairs, and dv; the other gets them through shared memory, and has E, ds and dk. So no product is computed
  * twice. Thread t of one has the same pairs as thread t of the other. Both issue the products of the next
  * tile before the sums of this one. */
-#include "src/local/hopper/backward_key.cuh"
-
-/* ------------------------------------------------------------------ the exchange */
-
-/* The threads' pairs go to the other warpgroup: number n of the exchanges of a tile, of turn `turn`. */
-template <class S, int BLOCKS>
-static __device__ __forceinline__ void give_pairs(key_pass_shared<S> &sm, int n, const float (&x)[BLOCKS][4])
-{
-#pragma unroll
-    for (int k = 0; k < BLOCKS; k++)
-        sm.exchange[n][k][threadIdx.x % 128] = make_float4(x[k][0], x[k][1], x[k][2], x[k][3]);
-}
-
-template <class S, int BLOCKS>
-static __device__ __forceinline__ void take_pairs(const key_pass_shared<S> &sm, int n, float (&x)[BLOCKS][4])
-{
-#pragma unroll
-    for (int k = 0; k < BLOCKS; k++) {
-        const float4 own = sm.exchange[n][k][threadIdx.x % 128];
-        x[k][0] = own.x, x[k][1] = own.y, x[k][2] = own.z, x[k][3] = own.w;
-    }
-}
-
-/* The barriers of the warp and its counterpart; `turn` counts the tiles. */
-template <class S>
-static __device__ __forceinline__ void exchange_begin(key_pass_shared<S> &sm, unsigned turn)
-{
-    barrier_wait(&sm.exchange_ring.empty[threadIdx.x % 128 / 32], turn % 2 ^ 1);
-}
-template <class S> static __device__ __forceinline__ void exchange_given(key_pass_shared<S> &sm)
-{
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(&sm.exchange_ring.full[threadIdx.x % 128 / 32]);
-}
-template <class S> static __device__ __forceinline__ void exchange_wait(key_pass_shared<S> &sm, unsigned turn)
-{
-    barrier_wait(&sm.exchange_ring.full[threadIdx.x % 128 / 32], turn % 2);
-}
-template <class S> static __device__ __forceinline__ void exchange_taken(key_pass_shared<S> &sm)
-{
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(&sm.exchange_ring.empty[threadIdx.x % 128 / 32]);
-}
+#include "src/local/hopper/backward_key_exchange.cuh"
 
 /* ------------------------------------------------------------------ the two halves of a tile */
 
@@ -70,7 +28,7 @@ template <class S> struct weight_half {
         key_weights(pairs.s, terms_of(wg, TERM_LSE), wg);
         if constexpr (S::probed) {
             wgmma_results(pairs.u);
-            centre_probe(pairs.u, terms_of(wg, TERM_UNIT), wg);
+            centre_probe<1>(pairs.u, terms_of(wg, TERM_UNIT), wg);
         }
         if (!tile_whole<S::queries>(wg.v, wg.t.i, wg.j)) {
             mask_pairs(pairs.s, wg);
@@ -133,7 +91,8 @@ template <class S> static __device__ __forceinline__ void begin_tile(key_consume
 {
     if constexpr (S::decayed) decay_of_head(wg, a);
     wait_stage(wg);
-    if (wg.v.packed && wg.t.i + S::queries > wg.v.nq) clear_tail_consumers(wg);
+    if (wg.v.packed && wg.t.i + S::queries > wg.v.nq)
+        clear_tail_consumers(wg, wg.sm.stage[wg.count % S::stages][0], S::tiles);
 }
 
 /* All tiles, at least one. */

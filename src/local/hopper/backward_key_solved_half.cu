@@ -15,16 +15,10 @@
  * them shows, or whose rows of the latter kind have products too large for it, is not tame: query_kernel and
  * key_kernel of cuda/ take it.
  */
+#include "src/gpu/block_sum.cuh"
 #include "src/local/hopper/backward_key_runs.cuh"
 #include "src/local/hopper/backward_plan.cuh"
 
-static __device__ __forceinline__ float warp_sum(float x)
-{
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2)
-        x += __shfl_xor_sync(0xffffffffu, x, step);
-    return x;
-}
 static __device__ __forceinline__ float warp_max(float x)
 {
     return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(fabsf(x))));

@@ -21,9 +21,9 @@ enum { TILE_Q, TILE_GRAD_O, TILE_RHO, TILE_Y };
 
 /* Terms: what a pair needs of its row besides products. lse to base 2, less key_raise; the centre of do . v
  * + y . k; 1 + rho . kbar; e. Where the unit of the ridge is the largest p, TERM_E is 0: e is for the key
- * with this p alone, which is TERM_PEAK, and e itself is TERM_PEAK_E. Of float16, whose weights may be off by
- * less than what the sum of 1 and a large rho . kbar loses, TERM_UNIT is rho . kbar, and TERM_REST is 1 plus
- * what products with rho have as their mean beyond that. */
+ * with this p alone, which is TERM_PEAK, and e itself is TERM_PEAK_E. In two bf16 parts and in float16 the
+ * sum of 1 and a large rho . kbar would lose what weights need: there TERM_UNIT is rho . kbar, and TERM_REST
+ * is 1 plus what products with rho have as their mean beyond that. */
 enum {
     TERM_LSE,
     TERM_CENTRE,
@@ -32,14 +32,11 @@ enum {
     GIVEN_TERMS,
     TERM_PEAK = GIVEN_TERMS,
     TERM_PEAK_E,
-    TERMS,
-    TERM_REST = TERMS,
-    HALF_TERMS
+    TERM_REST,
+    TERMS
 };
 
-/* Weights p of float16 are raised by so many powers of 2: what then is smaller than 2^-38 is lost, where
- * without it that would be 2^-24. */
-template <class T> constexpr float key_raise = is_half<T> ? 14.0f : 0.0f;
+template <class T> constexpr float key_raise = is_half<T> ? KEY_RAISE : 0;
 
 /* Powers of two that hold operands of float16 within its range: factors of ds and p E, and of p (1 - u)
  * where there is a probe. Where it is solved, of E, and of p (1 - u); error: of p E instead of the latter;
@@ -57,13 +54,14 @@ template <class T, int DIM, int DIRECTIONS, bool DECAYED> struct key_shape {
                           solved = DIRECTIONS == SOLVED_PROBE, folded = is_half<T>;
     /* The consumers share 64 keys, and one sums dk, the other dv: these do not fit the registers of one. */
     static constexpr bool shared_keys = DIM > 128;
+    static constexpr bool apart = shared_keys && solved; /* rho and y have a ring beside that of q and do */
     static constexpr int groups = shared_keys ? 1 : KEY_GROUPS; /* of 64 keys, in a block */
     static constexpr int rows = groups * TILE_SIDE;
     static constexpr int queries = DIM == 64 ? 64 : 32; /* of a tile; as many as registers allow */
     static constexpr int blocks = queries / 8, steps = queries / 16;
-    static constexpr int tiles = 2 + DIRECTIONS, terms = !solved ? GIVEN_TERMS : folded ? HALF_TERMS : TERMS;
+    static constexpr int tiles = 2 + DIRECTIONS, terms = solved ? TERMS : GIVEN_TERMS;
     static constexpr int tile = DIM * queries, exchanged = probed ? 2 : 1;
-    static constexpr int stages = DIM == 192 ? 6 : DIM == 256 && probed ? 3 : 4;
+    static constexpr int stages = DIM == 192 ? 6 : DIM == 256 && probed ? (solved ? 2 : 3) : 4;
     /* Warps that write the terms of rows, a tile each in turn. A barrier tells a round of the ring only from
      * the next one, so that from one wait to its next a warp may not skip a whole round. Three warps, of
      * tiles in two parts, two stages each, would. */
@@ -92,6 +90,8 @@ template <class S> struct key_pass_shared {
     key_task<S> task[KEY_TASKS];
     float decay[S::decayed ? S::stages : 1][2]
                [S::queries]; /* G of the rows, hi and lo (local/decay.h), where scores decay */
+    ring_barriers<S::apart ? S::stages : 1> direction_ring;
+    bool two_parts[S::stages]; /* where directions have that ring: whether those of a tile have two stages */
 };
 
 /* Undoes a fold (where the probe is solved, both), and key_raise. */
@@ -114,8 +114,8 @@ static __device__ __forceinline__ key_folds key_folds_of(const loam_problem &p, 
     }
     const float scale = fabsf((float)p.scale);
     const int by_scale = S::probed && scale > 1 ? ilogbf(scale) + 1 : 0;
-    return { exp2f(-(float)(arrays.state[at] + by_scale)), exp2f(-(float)arrays.state[key_falls(p) / 2 + at]),
-             1, 1, true };
+    const float by_probe = S::probed ? exp2f(-(float)arrays.state[key_falls(p) / 2 + at]) : 1;
+    return { exp2f(-(float)(arrays.state[at] + by_scale)), by_probe, 1, 1, true };
 }
 
 struct key_maps {
@@ -140,7 +140,8 @@ struct key_view {
     int nq, nk, low, up;
     bool packed;
     /* The state (ROWS_ONE_PART ..) of the first 64 rows of the sequence in the first head of the group; that
-     * of each next 64 rows is `step` entries before. NULL where no probe is solved. */
+     * of each next 64 rows is `step` entries before. NULL where no probe is solved, or, beyond 128
+     * channels, all rows are pending. */
     const int32_t *state;
     int step;
 };
@@ -174,9 +175,9 @@ static __device__ __forceinline__ void advance(tile_walk &t, const key_block &bl
 }
 
 /* Did the pass over rows need more than one part for query i of a head of the group? */
-static __device__ __forceinline__ bool needs_two_parts(const key_view &v, int head, int i)
+template <class S> static __device__ __forceinline__ bool needs_two_parts(const key_view &v, int head, int i)
 {
-    return v.state[head - (int64_t)(i / ROWS) * v.step] != ROWS_ONE_PART;
+    return (S::apart && !v.state) || v.state[head - (int64_t)(i / ROWS) * v.step] != ROWS_ONE_PART;
 }
 
 /* Does any query of the tile from query i on see any of the keys j .. j + 63? */
@@ -225,7 +226,8 @@ __global__ void __launch_bounds__(256)
 {
     constexpr int channels = DIM / 32;
     const row_block block = row_block_at(p, a, blockIdx.x);
-    const bool two_parts = block.rows > 0 && arrays.state[blockIdx.x] != ROWS_ONE_PART;
+    const bool two_parts = block.rows > 0 &&
+                           ((DIM > 128 && !arrays.state) || arrays.state[blockIdx.x] != ROWS_ONE_PART);
     const int64_t first = block.rows > 0 ? local_row(&p, &block.s, block.h, block.i0) : 0;
 #pragma unroll 2
     for (int r = threadIdx.x / 32; r < block.rows; r += 8) {
@@ -267,16 +269,16 @@ __global__ void __launch_bounds__(256)
 
 /* ------------------------------------------------------------------ the producer */
 
-/* Issues the copies of tiles first .. of the queries at t into stage number `count`. */
+/* Issues the copies of tiles first .. end - 1 of the queries at t into stage number `count` of the ring. */
 template <class S>
-static __device__ __forceinline__ void load_queries(key_pass_shared<S> &sm, const CUtensorMap *maps,
-                                                    const key_block &block, const tile_walk &t, int first,
-                                                    unsigned count)
+static __device__ __forceinline__ void load_queries(key_pass_shared<S> &sm, ring_barriers<S::stages> &ring,
+                                                    const CUtensorMap *maps, const key_block &block,
+                                                    const tile_walk &t, int first, int end, unsigned count)
 {
-    uint64_t *const full = ring_acquire(sm.ring, count, (S::tiles - first) * S::tile * 2);
+    uint64_t *const full = ring_acquire(ring, count, (end - first) * S::tile * 2);
 #pragma unroll
     for (int n = 0; n < S::tiles; n++) {
-        if (n >= first) {
+        if (n >= first && n < end) {
             load_tile<S::dim, S::queries>(sm.stage[count % S::stages][n], maps[n], full,
                                           (int)block.s.q0 + t.i, (int)block.first_head + t.head,
                                           (int)block.s.b);
@@ -284,8 +286,26 @@ static __device__ __forceinline__ void load_queries(key_pass_shared<S> &sm, cons
     }
 }
 
+/* The copies of the tiles of queries at t, from stage number `count` on. Where the directions have two parts,
+ * the next stage has the lo parts. `directions`: that of their own ring. */
+template <class S>
+static __device__ __forceinline__ void load_stages(key_pass_shared<S> &sm, const key_maps &maps,
+                                                   const key_block &block, const tile_walk &t, bool two_parts,
+                                                   unsigned &count, unsigned &directions)
+{
+    if constexpr (S::apart) {
+        load_queries<S>(sm, sm.ring, maps.query, block, t, 0, TILE_RHO, count++);
+        load_queries<S>(sm, sm.direction_ring, maps.query, block, t, TILE_RHO, S::tiles, directions++);
+        if (two_parts)
+            load_queries<S>(sm, sm.direction_ring, maps.lo, block, t, TILE_RHO, S::tiles, directions++);
+    } else {
+        load_queries<S>(sm, sm.ring, maps.query, block, t, 0, S::tiles, count++);
+        if (two_parts) load_queries<S>(sm, sm.ring, maps.lo, block, t, TILE_RHO, S::tiles, count++);
+    }
+}
+
 /* The producer thread: the keys and values of block number `block_count`, then all tiles of queries, from
- * stage number `count` on. Where the directions of a tile have two parts, the next stage has the lo parts. */
+ * stage number `count` on. */
 template <class S>
 static __device__ __forceinline__ void produce_tiles(key_pass_shared<S> &sm, const key_maps &maps,
                                                      const key_block &block, const key_view &v, tile_walk t,
@@ -297,10 +317,10 @@ static __device__ __forceinline__ void produce_tiles(key_pass_shared<S> &sm, con
         load_tile<S::dim>(sm.keys[n], maps.k, full, token, (int)block.h_kv, (int)block.s.b);
         load_tile<S::dim>(sm.values[n], maps.v, full, token, (int)block.h_kv, (int)block.s.b);
     }
+    unsigned directions = 0;
     for (; t.left > 0; advance<S::queries>(t, block)) {
-        load_queries<S>(sm, maps.query, block, t, 0, count++);
-        if (S::solved && needs_two_parts(v, t.head, t.i))
-            load_queries<S>(sm, maps.lo, block, t, TILE_RHO, count++);
+        const bool two_parts = S::solved && needs_two_parts<S>(v, t.head, t.i);
+        load_stages(sm, maps, block, t, two_parts, count, directions);
     }
 }
 
@@ -314,14 +334,14 @@ static __device__ __forceinline__ float4 row_terms(const row_arrays &arrays, con
     /* the first words of row_scalars: lse, gbar, gbar_rest, rho_kbar; rho_rest, y_kbar, y_rest, e */
     const float4 a = ((const float4 *)(arrays.record + row))[0],
                  b = ((const float4 *)(arrays.record + row))[1];
-    float rho = a.w + b.x, y = b.y + b.z;
+    float rho = S::solved ? a.w : a.w + b.x, y = b.y + b.z;
     if (S::solved && (S::folded || !two_parts)) {
         const float2 centre = directions.centre[row];
         rho = centre.x, y = centre.y;
     }
     const float centre = a.y + a.z + (S::solved ? y : 0);
     const float lse = S::folded && S::solved ? finite_or_zero(directions.lse[row]) : a.x;
-    const float one = S::folded && S::solved ? 0 : 1;
+    const float one = S::solved && (S::folded || two_parts) ? 0 : 1;
     const float4 terms = { lse * 1.44269504f, centre, one + rho, S::probed ? b.w : 0 };
     if (!S::folded) return terms;
     return { terms.x - key_raise<typename S::type>, terms.y * fold.dk, terms.z * fold.dv,
@@ -329,15 +349,25 @@ static __device__ __forceinline__ float4 row_terms(const row_arrays &arrays, con
 }
 
 /* TERM_REST of a row; 0 beyond the sequence. */
-static __device__ __forceinline__ float row_rest(const key_directions &directions, int64_t row, bool real,
-                                                 const key_folds &fold)
+template <class S>
+static __device__ __forceinline__ float row_rest(const row_arrays &arrays, const key_directions &directions,
+                                                 int64_t row, bool real, const key_folds &fold)
 {
-    return real ? (1 + directions.rest[row]) * fold.dv : 0;
+    if (!real) return 0;
+    return (1 + (S::folded ? directions.rest[row] : arrays.record[row].rho_rest)) * fold.dv;
+}
+
+/* A stage of lo parts gets no terms. */
+template <class S>
+static __device__ __forceinline__ void give_no_terms(key_pass_shared<S> &sm, unsigned count)
+{
+    barrier_wait(&sm.ring.empty[count % S::stages], count / S::stages % 2 ^ 1);
+    barrier_arrive(&sm.ring.full[count % S::stages]);
 }
 
 /* A producer warp of terms: those of tiles `turn`, turn + TERM_WARPS, ... from this block's first on, since
  * what it loads of one tile comes late; then turn is that of the next block. A lane has rows lane + 32 n of a
- * tile. A stage of lo parts gets no terms. */
+ * tile. */
 template <class S, unsigned TERM_WARPS>
 static __device__ __forceinline__ void produce_terms(key_pass_shared<S> &sm, const loam_problem &p,
                                                      const loam_args &a, const row_arrays &arrays,
@@ -347,10 +377,10 @@ static __device__ __forceinline__ void produce_terms(key_pass_shared<S> &sm, con
 {
     const int lane = threadIdx.x % 32;
     for (; t.left > 0; advance<S::queries>(t, block)) {
-        const bool two_parts = S::solved && needs_two_parts(v, t.head, t.i);
+        const bool two_parts = S::solved && needs_two_parts<S>(v, t.head, t.i);
         const unsigned stage = count % S::stages;
         if (turn > 0) {
-            turn--, count += 1 + two_parts;
+            turn--, count += 1 + (two_parts && !S::apart);
             continue;
         }
         turn = TERM_WARPS - 1;
@@ -361,7 +391,7 @@ static __device__ __forceinline__ void produce_terms(key_pass_shared<S> &sm, con
         for (int n = 0; n < S::queries / 32; n++) {
             const bool real = t.i + lane + 32 * n < v.nq;
             own[n] = row_terms<S>(arrays, directions, row + 32 * n, real, two_parts, fold);
-            if constexpr (S::folded && S::solved) rest[n] = row_rest(directions, row + 32 * n, real, fold);
+            if constexpr (S::solved) rest[n] = row_rest<S>(arrays, directions, row + 32 * n, real, fold);
         }
         local_decay_pair decay[S::queries / 32] = {};
 #pragma unroll
@@ -377,13 +407,14 @@ static __device__ __forceinline__ void produce_terms(key_pass_shared<S> &sm, con
             sm.terms[stage][TERM_CENTRE][lane + 32 * n] = own[n].y;
             sm.terms[stage][TERM_UNIT][lane + 32 * n] = own[n].z;
             sm.terms[stage][TERM_E][lane + 32 * n] = S::solved && by_max ? 0 : own[n].w;
-            if constexpr (S::folded && S::solved) sm.terms[stage][TERM_REST][lane + 32 * n] = rest[n];
+            if constexpr (S::solved) sm.terms[stage][TERM_REST][lane + 32 * n] = rest[n];
             if (S::solved && by_max) {
                 const bool real = t.i + lane + 32 * n < v.nq;
                 sm.terms[stage][TERM_PEAK][lane + 32 * n] = __int_as_float(
                     real ? arrays.record[row + 32 * n].peak : -1);
                 sm.terms[stage][TERM_PEAK_E][lane + 32 * n] = own[n].w;
             }
+            if (S::apart && lane == 0) sm.two_parts[stage] = two_parts;
             if constexpr (S::decayed) {
                 sm.decay[stage][0][lane + 32 * n] = decay[n].hi;
                 sm.decay[stage][1][lane + 32 * n] = decay[n].lo;
@@ -391,11 +422,7 @@ static __device__ __forceinline__ void produce_terms(key_pass_shared<S> &sm, con
         }
         barrier_arrive(&sm.ring.full[stage]);
         count++;
-        if (two_parts) {
-            barrier_wait(&sm.ring.empty[count % S::stages], count / S::stages % 2 ^ 1);
-            barrier_arrive(&sm.ring.full[count % S::stages]);
-            count++;
-        }
+        if (two_parts && !S::apart) give_no_terms(sm, count++);
     }
 }
 

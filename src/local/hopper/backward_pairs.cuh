@@ -13,8 +13,10 @@
 #define LOAM_LOCAL_HOPPER_BACKWARD_PAIRS_CUH
 
 #include "src/local/cuda/backward.h"
+#include "src/local/hopper/channels.cuh"
 #include "src/local/hopper/head_extremes.cuh"
 #include "src/local/hopper/heavy_work.cuh"
+#include "src/local/hopper/row_records.cuh"
 
 /* Operands of the backward pass are bf16, but for blocks that row matrices have solved. */
 template <int DIM, bool DECAYED, class T = __nv_bfloat16> using pairs_system = block_system<DIM, DECAYED, T>;
@@ -61,12 +63,12 @@ struct rows_sums {
     float total[2];          /* sum ds of the thread's columns, where scores decay */
 };
 
-/* Blocks of float16 with 128 dimensions that steps in two parts have solved: the last sweep would leave these
- * steps too few registers. Number n of the list has place row_blocks - 1 - n of heavy_work, whose own list
- * begins at 0. */
+/* Blocks of float16 with 128 dimensions that a launch of steps in two parts has solved: the last sweep would
+ * leave these steps too few registers. Number n of the list has place row_blocks - 1 - n of heavy_work, whose
+ * own list begins at 0. gone: how many thread blocks of the launch have ended. */
 struct ended_blocks {
     int64_t *next;
-    unsigned long long *count;
+    unsigned long long *count, *gone;
     int32_t *block;
 };
 
@@ -78,13 +80,21 @@ struct rows_plan {
     row_pass_maps maps;
     half_copy copy;
     heavy_work heavy;
-    ended_blocks ended;
+    ended_blocks ended[2];   /* of the blocks with few keys, and of those that one part was not enough for */
     head_extremes *extremes; /* [batch][heads_kv]; of float16 */
 };
 
 /* Queues what follows from the solution of the blocks that row matrices have solved. The maps of the plan are
  * those of the copies in fp16. */
 loam_status rows_solved(const loam_problem *p, const loam_args *a, const rows_plan *plan, loam_error *error);
+
+/* Likewise of the first list of ended blocks, of a launch of so many thread blocks, beside the last blocks of
+ * the launch that has been queued after it, if any. */
+loam_status rows_ended(const loam_problem *p, const loam_args *a, const rows_plan *plan, int64_t launched,
+                       loam_error *error);
+
+/* Queues the launches for tiles of 256 channels. */
+loam_status rows_wide(const loam_problem *p, const loam_args *a, const rows_plan *plan, loam_error *error);
 
 /* What all blocks of a launch share. */
 struct rows_launch {
@@ -103,6 +113,7 @@ struct rows_launch {
 /* A copy of the system for one pass (system_in_registers), and what else the passes of backward need. */
 template <int DIM, bool DECAYED, class T = __nv_bfloat16> struct rows_system {
     static constexpr int dim = DIM;
+    typedef row_targets<T> row_queries;
     const row_pair r;
     const row_ridge ridge;
     const pairs_system<DIM, DECAYED, T> sys;
@@ -116,6 +127,13 @@ template <int DIM, bool DECAYED, class T = __nv_bfloat16> struct rows_system {
     }
     __device__ __forceinline__ bool is_f16() const { return sys.p.dtype == LOAM_F16; }
     __device__ __forceinline__ T *stage(unsigned n) const { return sys.sm.stage[n]; }
+    /* The same for products, and the queries and a part of the direction. */
+    __device__ __forceinline__ const T *operand(unsigned n) const { return operand_tile<DIM>(stage(n)); }
+    __device__ __forceinline__ const T *queries() const { return operand_tile<DIM>(sys.sm.query); }
+    __device__ __forceinline__ const T *direction(int part) const
+    {
+        return operand_tile<DIM>(sys.sm.direction[part]);
+    }
     __device__ __forceinline__ uint64_t *full(unsigned n) const
     {
         return ((pair_barriers<DIM> *)((char *)&sys.sm + pair_barriers_at<DIM>))->full + n;
@@ -125,27 +143,16 @@ template <int DIM, bool DECAYED, class T = __nv_bfloat16> struct rows_system {
     {
         return local_row(&sys.p, &sys.block.s, sys.block.h, sys.block.i0 + r.at[row]);
     }
-    /* Columns c and c + 1 of the row in such an array, of `columns`; zeros beyond them and the sequence. */
-    __device__ __forceinline__ float2 pair(const void *array, int row, int c, int64_t columns) const
+    /* The query, in units of the keys. */
+    __device__ __forceinline__ row_targets<T> targets() const
     {
-        return r.real[row] ? load_pair(array, line(row), c, columns) : make_float2(0, 0);
+        return { sys.sm.query, { r.at[0], r.at[1] }, { sys.query_unit[0], sys.query_unit[1] } };
     }
-    /* The same of vectors of keys and of values. */
-    __device__ __forceinline__ float2 key_pair(const void *array, int row, int c) const
+    __device__ __forceinline__ row_lambdas lambdas() const
     {
-        return pair(array, row, c, sys.p.dim_qk);
+        return { sys.vector(VECTOR_RIDGE), ridge.channels, { ridge.number[0], ridge.number[1] } };
     }
-    __device__ __forceinline__ float2 value_pair(const void *array, int row, int c) const
-    {
-        return pair(array, row, c, sys.p.dim_v);
-    }
-    /* Channel c of the query, in units of the keys. */
-    __device__ __forceinline__ float target(int row, int c) const { return sys.target(row, c); }
-    /* Lambda of elements e and e + 1 of fragment n, and of element `at` of the thread's rows. */
-    __device__ __forceinline__ float2 lambda_pair(int n, int e) const
-    {
-        return { lambda(4 * n + e), lambda(4 * n + e + 1) };
-    }
+    /* Lambda of element `at` of the thread's rows. */
     __device__ __forceinline__ float lambda(int at) const
     {
         return ridge.channels ? sys.vector(VECTOR_RIDGE).get(at) : ridge.number[at / 2 % 2];
@@ -169,13 +176,14 @@ static __device__ __forceinline__ void load_row_tile(const pairs_system<DIM, DEC
 }
 
 /* Adds the weights, as rounded to their parts, to total: sums of the thread's columns. */
-template <int PARTS, class T>
-static __device__ __forceinline__ void add_weights(float (&total)[2], const weights_operand<PARTS, 4, T> &w)
+template <int PARTS, int STEPS, class T>
+static __device__ __forceinline__ void add_weights(float (&total)[2],
+                                                   const weights_operand<PARTS, STEPS, T> &w)
 {
 #pragma unroll
     for (int part = PARTS - 1; part >= 0; part--) {
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
+        for (int k = 0; k < STEPS; k++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const float2 pair = unpack_pair<T>(w.part[part][k][e]);
@@ -225,7 +233,7 @@ template <int DIM, bool DECAYED, unsigned STAGES, bool VALUES, class T = __nv_bf
             __syncthreads();
         }
         waited++;
-        return rs.stage(stage);
+        return rs.operand(stage);
     }
     /* All products with the first `used` tiles have ended: their stages are filled again. */
     __device__ __forceinline__ void release(unsigned used)
@@ -244,10 +252,11 @@ template <int DIM, bool DECAYED, unsigned STAGES, bool VALUES, class T = __nv_bf
 
 /* Constants of a row in the formulas of its pairs. */
 struct pair_rows {
-    float error[2];  /* gbar + y . kbar: E = do . v + y . k - error */
-    float one[2];    /* 1 + rho . kbar: 1 - u = one - rho . k */
-    float e[2];      /* -y . Lambda rho */
-    float middle[2]; /* an x = q . k between the mean and the largest, from which x counts in sums */
+    float error[2];     /* gbar + y . kbar: E = do . v + y . k - error */
+    float u[2], one[2]; /* 1 - u = one - (rho . k - u): in two parts, rho . kbar may be so large that its sum
+                         * with 1 would lose 1 */
+    float e[2];         /* -y . Lambda rho */
+    float middle[2];    /* an x = q . k between the mean and the largest, from which x counts in sums */
     /* Where the unit of the ridge is the largest p, e is 0, and -y . Lambda rho is for the key that has this
      * p. */
     bool by_max;
@@ -271,14 +280,14 @@ static __device__ __forceinline__ float score_weight(const pairs_system<DIM, DEC
 }
 
 /* The products s = q . k become p (SCALED: are kept), and g = do . v + y . k becomes p E. */
-template <bool SCALED, int DIM, bool DECAYED>
-static __device__ __forceinline__ void pair_errors(float (&s)[8][4], float (&g)[8][4],
+template <bool SCALED, int BLOCKS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void pair_errors(float (&s)[BLOCKS][4], float (&g)[BLOCKS][4],
                                                    const pairs_system<DIM, DECAYED> &sys,
                                                    const pair_rows &own, int j)
 {
-    if (!SCALED) score_weights(s, sys, j);
+    if constexpr (!SCALED) score_weights(s, sys, j);
 #pragma unroll
-    for (int n = 0; n < 8; n++) {
+    for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const float p = SCALED ? score_weight(sys, s[n][e], e / 2, j + column_of(n, e)) : s[n][e];
@@ -288,24 +297,25 @@ static __device__ __forceinline__ void pair_errors(float (&s)[8][4], float (&g)[
 }
 
 /* The products u = rho . k become ds, from f = p E and s, which is p (SCALED: q . k). */
-template <bool SCALED, int DIM, bool DECAYED>
-static __device__ __forceinline__ void pair_gradients(float (&u)[8][4], const float (&s)[8][4],
-                                                      const float (&f)[8][4],
+template <int PARTS, bool SCALED, int BLOCKS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void pair_gradients(float (&u)[BLOCKS][4], const float (&s)[BLOCKS][4],
+                                                      const float (&f)[BLOCKS][4],
                                                       const pairs_system<DIM, DECAYED> &sys,
                                                       const pair_rows &own, rows_sums &sum, int j)
 {
 #pragma unroll
-    for (int n = 0; n < 8; n++) {
+    for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int row = e / 2;
             const float p = SCALED ? score_weight(sys, s[n][e], row, j + column_of(n, e)) : s[n][e];
-            u[n][e] = f[n][e] * (own.one[row] - u[n][e]) + p * own.e[row];
+            const float from_centre = PARTS == 2 ? u[n][e] - own.u[row] : u[n][e];
+            u[n][e] = f[n][e] * (own.one[row] - from_centre) + p * own.e[row];
         }
     }
     if (own.by_max) {
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
+        for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 u[n][e] += j + column_of(n, e) == own.peak[e / 2] ? own.at_peak[e / 2] : 0;
@@ -313,7 +323,7 @@ static __device__ __forceinline__ void pair_gradients(float (&u)[8][4], const fl
     }
     if constexpr (DECAYED) {
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
+        for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 sum.total[e / 2] += u[n][e];
@@ -321,7 +331,7 @@ static __device__ __forceinline__ void pair_gradients(float (&u)[8][4], const fl
     }
     if (SCALED) {
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
+        for (int n = 0; n < BLOCKS; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int row = e / 2;
@@ -392,7 +402,7 @@ static __device__ __forceinline__ void pair_sums_one_part(float (&q)[DIM / TILE_
             unpack_weights(s, p);
         }
         wgmma_results(u);
-        pair_gradients<SCALED>(u, s, g, sys, own, sum, j);
+        pair_gradients<1, SCALED>(u, s, g, sys, own, sum, j);
         split_weights(ds, u);
         add_weights(inner, ds);
         multiply_weights<DIM>(q, ds.part[0], keys);
@@ -413,10 +423,10 @@ static __device__ __forceinline__ void multiply_two_parts(float (&u)[8][4], floa
                                                           const rows_system<DIM, DECAYED> &rs,
                                                           const __nv_bfloat16 *keys, bool add)
 {
-    more_rows<DIM>(u, rs.stage(pair_stages<DIM>::rho), keys, false);
-    more_rows<DIM>(u, rs.sys.sm.direction[1], keys, true);
-    more_rows<DIM>(t, rs.stage(pair_stages<DIM>::y), keys, add);
-    more_rows<DIM>(t, rs.sys.sm.direction[0], keys, true);
+    more_rows<DIM>(u, rs.operand(pair_stages<DIM>::rho), keys, false);
+    more_rows<DIM>(u, rs.direction(1), keys, true);
+    more_rows<DIM>(t, rs.operand(pair_stages<DIM>::y), keys, add);
+    more_rows<DIM>(t, rs.direction(0), keys, true);
 }
 
 /* rho_rest and y_rest: the means of u and t under p, which are the errors of the centres rho_kbar and y_kbar.
@@ -433,7 +443,7 @@ static __device__ __forceinline__ void centre_errors(row_scalars (&rec)[2],
         const int j = stream.key_of(stream.waited);
         const __nv_bfloat16 *const keys = stream.wait();
         float s[8][4], u[8][4], t[8][4];
-        multiply_rows<DIM>(s, sys.sm.query, keys, false);
+        multiply_rows<DIM>(s, rs.queries(), keys, false);
         multiply_two_parts(u, t, rs, keys, false);
         wgmma_commit();
         wgmma_wait<0>();
@@ -491,7 +501,7 @@ static __device__ __forceinline__ void pair_sums_two_parts(float (&q)[DIM / TILE
         wgmma_results(g);
         wgmma_results(u);
         pair_errors<true>(s, g, sys, own, j);
-        pair_gradients<true>(u, s, g, sys, own, sum, j);
+        pair_gradients<2, true>(u, s, g, sys, own, sum, j);
         split_weights(ds, u);
         add_weights(inner, ds);
         multiply_weights<DIM>(q, ds.part[1], keys);
@@ -504,17 +514,22 @@ static __device__ __forceinline__ void pair_sums_two_parts(float (&q)[DIM / TILE
     stream.finish();
 }
 
-/* Elements e and e + 1 (e = 0 or 2) of fragment n of y: from the scratch, rounded to one part, or, where
- * PARTS is 2, from the direction. */
+/* Fragments of y from n on: from the scratch, rounded to one part, or, where PARTS is 2, from the
+ * direction. */
 template <int PARTS, int DIM, bool DECAYED>
-static __device__ __forceinline__ float2 solution_pair(const pairs_system<DIM, DECAYED> &sys,
-                                                       const cg_rows &cg, int n, int e)
+static __device__ __forceinline__ void load_solution(row_fragments &y, const pairs_system<DIM, DECAYED> &sys,
+                                                     const cg_rows &cg, int n)
 {
-    const lane_vector x = sys.vector(VECTOR_X);
-    float2 y = PARTS == 2 ? direction_pair<2>(sys, n, e)
-                          : make_float2(x.get(4 * n + e), x.get(4 * n + e + 1));
-    y.x *= cg.unit[e / 2], y.y *= cg.unit[e / 2];
-    return PARTS == 2 ? y : make_float2(rounded<1>(y.x), rounded<1>(y.y));
+    if (PARTS == 1) load_lanes(y, sys.vector(VECTOR_X), n);
+#pragma unroll
+    for (int k = 0; k < TOGETHER; k++) {
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            const float2 x = PARTS == 2 ? direction_pair<2>(sys, n + k, 2 * row) : y[k][row];
+            const float2 whole = { cg.unit[row] * x.x, cg.unit[row] * x.y };
+            y[k][row] = PARTS == 2 ? whole : make_float2(rounded<1>(whole.x), rounded<1>(whole.y));
+        }
+    }
 }
 
 /* Stores two channels of rho and of y at element `at` of their tiles. */
@@ -540,62 +555,39 @@ static __device__ __forceinline__ void fill_pair_rows(const rows_system<DIM, DEC
                                                       const rows_sums &sum, row_scalars (&rec)[2])
 {
     const pairs_system<DIM, DECAYED> &sys = rs.sys;
-    const loam_args &a = sys.a;
+    const row_vectors rhos = key_rows(rs, rs.all.saved.rho), ys = key_rows(rs, rs.all.arrays.y);
     const lane_vector kbar = sys.vector(VECTOR_KBAR);
-    float e[2] = { 0, 0 }, ridge[2] = { 0, 0 }, rho_kbar[2] = { 0, 0 }, y_kbar[2] = { 0, 0 };
-    int64_t out[2];
-    for (int row = 0; row < 2; row++) {
-        out[row] = LOCAL_AT(a.grad_ridge, sys.block.s.b, sys.block.h,
-                            sys.block.s.q0 + sys.block.i0 + sys.r.at[row]);
-    }
-#pragma unroll 4
-    for (int n = 0; n < DIM / 8; n++) {
+    const row_lambdas lambdas = rs.lambdas();
+    const int own[2] = { rs.r.at[0], rs.r.at[1] };
+    row_products products = {};
+#pragma unroll 1
+    for (int n = 0; n < DIM / 8; n += TOGETHER) {
+        row_fragments rho, y, mean, lambda;
+        rhos.load(rho, n);
+        load_lanes(mean, kbar, n);
+        lambdas.load(lambda, n);
+        load_solution<PARTS>(y, sys, cg, n);
 #pragma unroll
-        for (int at = 0; at < 4; at += 2) {
-            const int row = at / 2, c = column_of(n, at);
-            const float2 rho = rs.key_pair(rs.all.saved.rho, row, c),
-                         y = solution_pair<PARTS>(sys, cg, n, at);
-            store_directions<PARTS>(rs, swizzled(sys.r.at[row], c), rho, y);
-            const float part[2] = { -y.x * rho.x * sys.ridge.unit[row], -y.y * rho.y * sys.ridge.unit[row] };
-            const float mean[2] = { kbar.get(4 * n + at), kbar.get(4 * n + at + 1) };
-            rho_kbar[row] += rho.x * mean[0] + rho.y * mean[1];
-            y_kbar[row] += y.x * mean[0] + y.y * mean[1];
-            ridge[row] += part[0] + part[1];
-            e[row] -= y.x * rho.x * rs.lambda(4 * n + at) + y.y * rho.y * rs.lambda(4 * n + at + 1);
-            if (sys.p.ridge_axes == LOAM_RIDGE_CHANNEL && a.grad_ridge.data && sys.r.real[row])
-                store_pair(a.grad_ridge.data, LOAM_F32, out[row], c, sys.p.dim_qk, part[0], part[1]);
-            if (sys.r.real[row]) save_pair(rs.all.arrays.y, rs.line(row), c, sys.p.dim_qk, y.x, y.y);
+        for (int k = 0; k < TOGETHER; k++) {
+#pragma unroll
+            for (int row = 0; row < 2; row++) {
+                const int at = swizzled(own[row], column_of(n + k, 0));
+                store_directions<PARTS>(rs, at, rho[k][row], y[k][row]);
+                products.add(row, rho[k][row], y[k][row], mean[k][row], lambda[k][row]);
+            }
         }
+        ys.store(y, n);
     }
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        row_scalars r = {};
-        ridge[row] = quad_sum(ridge[row]);
-        r.lse = sys.lse2[row] * 0.693147181f;
-        r.gbar = sum.gbar[row], r.gbar_rest = sum.rest[row];
-        r.rho_kbar = quad_sum(rho_kbar[row]), r.y_kbar = quad_sum(y_kbar[row]);
-        r.e = quad_sum(e[row]);
-        r.unit = sys.ridge.unit[row];
-        r.peak = sum.peak[row], r.lo = sys.r.lo[row], r.hi = sys.r.hi[row];
-        rec[row] = r;
-        if (sys.r.real[row] && threadIdx.x % 4 == 0) {
-            rs.all.arrays.sums.ridge[rs.line(row)] = (double)ridge[row];
-            if (sys.p.ridge_axes == LOAM_RIDGE_TOKEN && a.grad_ridge.data)
-                ((float *)a.grad_ridge.data)[out[row]] = ridge[row];
-        }
+        rec[row] = begin_record(rs, products, row, sys.lse2[row]);
+        rec[row].gbar = sum.gbar[row], rec[row].gbar_rest = sum.rest[row], rec[row].peak = sum.peak[row];
     }
-}
-
-template <class ROWS>
-static __device__ __forceinline__ void put_records(const ROWS &rs, const row_scalars (&rec)[2])
-{
-#pragma unroll
-    for (int row = 0; row < 2; row++)
-        if (rs.r.real[row] && threadIdx.x % 4 == 0) rs.all.arrays.record[rs.line(row)] = rec[row];
+    put_channel_ridges(rs);
 }
 
 /* The constants of the pairs from the records of the rows. */
-template <int DIM, bool DECAYED>
+template <int PARTS, int DIM, bool DECAYED>
 static __device__ __forceinline__ pair_rows pair_rows_of(const pairs_system<DIM, DECAYED> &sys,
                                                          const row_scalars (&rec)[2])
 {
@@ -607,7 +599,8 @@ static __device__ __forceinline__ pair_rows pair_rows_of(const pairs_system<DIM,
         const row_scalars &r = rec[row];
         const float middle = r.lo < r.hi && scale != 0 ? (r.lse - logf((float)(r.hi - r.lo))) / scale : 0;
         own.error[row] = r.gbar + r.gbar_rest + r.y_kbar + r.y_rest;
-        own.one[row] = 1 + r.rho_kbar + r.rho_rest;
+        own.u[row] = PARTS == 2 ? r.rho_kbar : 0;
+        own.one[row] = 1 + (PARTS == 2 ? 0 : r.rho_kbar) + r.rho_rest;
         own.e[row] = own.by_max ? 0 : r.e;
         own.peak[row] = r.peak, own.at_peak[row] = r.e;
         own.middle[row] = fabsf(middle) < 1e30f ? middle : 0;
@@ -629,6 +622,38 @@ static __device__ __forceinline__ void begin_pairs(const rows_system<DIM, DECAYE
     fence_async_proxy();
     __syncthreads();
     barrier_wait(&rs.sys.sm.query_full, rs.count.rows++ % 2);
+}
+
+/* Writes dq = scale (q - inner kbar) - y. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void put_query_gradient(const rows_system<DIM, DECAYED> &rs,
+                                                          const float (&q)[DIM / TILE_SIDE][8][4],
+                                                          const float (&inner)[2])
+{
+    const pairs_system<DIM, DECAYED> &sys = rs.sys;
+    const row_vectors ys = key_rows(rs, rs.all.arrays.y);
+    const float scale = (float)sys.p.scale;
+    const lane_vector kbar = sys.vector(VECTOR_KBAR);
+    const bool real[2] = { sys.r.real[0], sys.r.real[1] };
+    const int channels = (int)sys.p.dim_qk;
+    uint16_t *const to[2] = { query_gradient(rs, 0), query_gradient(rs, 1) };
+#pragma unroll
+    for (int n = 0; n < DIM / 8; n += TOGETHER) {
+        row_fragments y, mean;
+        ys.load(y, n);
+        load_lanes(mean, kbar, n);
+#pragma unroll
+        for (int k = 0; k < TOGETHER; k++) {
+#pragma unroll
+            for (int row = 0; row < 2; row++) {
+                const float *const sums = &q[(n + k) / 8][(n + k) % 8][2 * row];
+                if (real[row])
+                    store_channels((__nv_bfloat16 *)to[row], column_of(n + k, 0), channels,
+                                   scale * (sums[0] - inner[row] * mean[k][row].x) - y[k][row].x,
+                                   scale * (sums[1] - inner[row] * mean[k][row].y) - y[k][row].y);
+            }
+        }
+    }
 }
 
 /* Writes dq, and the sums of the rows. inner: sum ds of this thread's columns. */
@@ -655,82 +680,7 @@ static __device__ __forceinline__ void put_pairs(const rows_system<DIM, DECAYED>
             if (sys.r.real[row] && threadIdx.x % 4 == 0) rs.all.arrays.sums.inner[rs.line(row)] = (double)ds;
         }
     }
-    if (!a.grad_q.data) return;
-#pragma unroll
-    for (int n = 0; n < DIM / 8; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-            const int row = e / 2, c = column_of(n, e);
-            if (!sys.r.real[row]) continue;
-            const float2 y = rs.key_pair(rs.all.arrays.y, row, c);
-            const int64_t out = LOCAL_AT(a.grad_q, sys.block.s.b, sys.block.h,
-                                         sys.block.s.q0 + sys.block.i0 + sys.r.at[row]);
-            store_pair(a.grad_q.data, LOAM_BF16, out, c, sys.p.dim_qk,
-                       scale * (q[n / 8][n % 8][e] - inner[row] * kbar.get(4 * n + e)) - y.x,
-                       scale * (q[n / 8][n % 8][e + 1] - inner[row] * kbar.get(4 * n + e + 1)) - y.y);
-        }
-    }
-}
-
-/* The last sweep of a block in one part. True where the solve is accepted: all results of the rows are then
- * written. */
-template <int DIM, bool DECAYED>
-static __device__ __forceinline__ bool finish_rows_one_part(const rows_system<DIM, DECAYED> &rs,
-                                                            const cg_rows &cg, const bool (&wanted)[2],
-                                                            const cg_tolerance &tolerance, rows_sums &sum)
-{
-    const pairs_system<DIM, DECAYED> &sys = rs.sys;
-    float q[DIM / TILE_SIDE][8][4], r[DIM / TILE_SIDE][8][4];
-    float inner[2] = { 0, 0 }, total[2] = { 0, 0 }, error2[2] = { 0, 0 }, residual;
-    row_scalars rec[2];
-    begin_pairs<1>(rs, cg, sum, rec);
-    put_records(rs, rec);
-    const pair_rows own = pair_rows_of(sys, rec);
-    if (DIM > 64 || !sys.a.grad_scale)
-        pair_sums_one_part<false>(q, r, inner, total, rs, own, sum);
-    else if constexpr (DIM == 64)
-        pair_sums_one_part<true>(q, r, inner, total, rs, own, sum);
-    const lane_vector kbar = sys.vector(VECTOR_KBAR);
-    const float inverse[2] = { 1 / (cg.unit[0] * cg.unit[0]), 1 / (cg.unit[1] * cg.unit[1]) };
-    total[0] = quad_sum(total[0]), total[1] = quad_sum(total[1]);
-#pragma unroll
-    for (int n = 0; n < DIM / 8; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-            const float2 y = direction_pair<1>(sys, n, e);
-#pragma unroll
-            for (int s = 0; s < 2; s++) {
-                const int row = e / 2;
-                const float rest = r[n / 8][n % 8][e + s] - total[row] * kbar.get(4 * n + e + s) +
-                                   rs.lambda(4 * n + e + s) * (s ? y.y : y.x);
-                error2[row] += rest * rest * inverse[row];
-            }
-        }
-    }
-    bool missed = false;
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        missed |= wanted[row] && !(accepted(cg, tolerance, row, quad_sum(error2[row]), &residual) &&
-                                   sys.ridge.least[row] > BLOCK_LEAST_RIDGE * cg.most[row]);
-    }
-    if (__syncthreads_or(missed)) return false;
-    put_pairs(rs, q, inner, sum);
-    return true;
-}
-
-/* The last sweeps of a block in two parts. The solution is the direction. */
-template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void finish_rows_two_parts(const rows_system<DIM, DECAYED> &rs,
-                                                             const cg_rows &cg, rows_sums &sum)
-{
-    float q[DIM / TILE_SIDE][8][4], inner[2] = { 0, 0 };
-    row_scalars rec[2];
-    begin_pairs<2>(rs, cg, sum, rec);
-    centre_errors(rec, rs);
-    put_records(rs, rec);
-    const pair_rows own = pair_rows_of(rs.sys, rec);
-    pair_sums_two_parts(q, inner, rs, own, sum);
-    put_pairs(rs, q, inner, sum);
+    if (a.grad_q.data) put_query_gradient(rs, q, inner);
 }
 
 #endif

@@ -8,9 +8,22 @@
 #include "src/local/hopper/backward_solution.cuh"
 #include "src/local/hopper/resident.cuh"
 
+/* The queries of the thread's rows, in units of the keys. */
+struct resident_queries {
+    const __nv_bfloat16 *at[2];
+    bool real[2];
+    float inverse;
+
+    __device__ __forceinline__ float get(int row, int c) const
+    {
+        return real[row] ? __bfloat162float(at[row][c]) * inverse : 0;
+    }
+};
+
 /* A block of rows as backward_solution.cuh has it. */
 template <int TILES> struct resident_rows {
     static constexpr int dim = TILE_SIDE;
+    typedef resident_queries row_queries;
     const row_pair &r;
     const row_ridge &ridge; /* in units of the inputs */
     const resident_system<TILES> &sys;
@@ -20,25 +33,19 @@ template <int TILES> struct resident_rows {
 
     __device__ __forceinline__ bool is_f16() const { return false; }
     __device__ __forceinline__ int64_t line(int row) const { return first + r.at[row]; }
-    __device__ __forceinline__ float2 key_pair(const void *array, int row, int c) const
+    __device__ __forceinline__ row_lambdas lambdas() const
     {
-        return r.real[row] ? load_pair(array, line(row), c, TILE_SIDE) : make_float2(0, 0);
+        return { { NULL }, false, { ridge.number[0], ridge.number[1] } };
     }
-    __device__ __forceinline__ float2 value_pair(const void *array, int row, int c) const
+    __device__ __forceinline__ resident_queries targets() const
     {
-        return key_pair(array, row, c);
-    }
-    __device__ __forceinline__ float2 lambda_pair(int, int e) const
-    {
-        return { ridge.number[e / 2], ridge.number[e / 2] };
-    }
-    __device__ __forceinline__ float target(int row, int c) const
-    {
+        resident_queries out = { {}, { r.real[0], r.real[1] }, power_inverse(sys.units.key) };
         const row_block &block = sys.block;
-        const int64_t at = LOCAL_AT(sys.a.q, block.s.b, block.h, block.s.q0 + block.i0 + r.at[row]) + c;
-        return r.real[row] ? __bfloat162float(((const __nv_bfloat16 *)sys.a.q.data)[at]) *
-                                 power_inverse(sys.units.key)
-                           : 0;
+#pragma unroll
+        for (int row = 0; row < 2; row++)
+            out.at[row] = (const __nv_bfloat16 *)sys.a.q.data +
+                          LOCAL_AT(sys.a.q, block.s.b, block.h, block.s.q0 + block.i0 + r.at[row]);
+        return out;
     }
 };
 
@@ -96,21 +103,23 @@ static __device__ __forceinline__ void load_gradients(const resident_system<TILE
         gbar[row] = norm[row] = 0;
     }
     narrow_tile<TILE_SIDE>(sys.sm.rows, wide, sys.r, inverse);
+    const row_vectors means = key_rows(rs, rs.all.saved.kbar), values(rs, rs.all.saved.vbar, sys.p.dim_v);
 #pragma unroll
-    for (int n = 0; n < FRAGMENTS; n++) {
-        float mean[4];
+    for (int n = 0; n < FRAGMENTS; n += TOGETHER) {
+        row_fragments k_mean, v_mean;
+        means.load(k_mean, n), values.load(v_mean, n);
+        scale_fragments(k_mean, { key, key });
 #pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-            const int row = e / 2, c = column_of(n, e);
-            const float2 k = rs.key_pair(rs.all.saved.kbar, row, c),
-                         v = rs.value_pair(rs.all.saved.vbar, row, c),
-                         grad = unpack_pair<__half>(
-                             *(const uint32_t *)(sys.sm.rows + swizzled(sys.r.at[row], c)));
-            mean[e] = key * k.x, mean[e + 1] = key * k.y;
-            gbar[row] += value * (grad.x * v.x + grad.y * v.y);
-            norm[row] += grad.x * grad.x + grad.y * grad.y;
+        for (int k = 0; k < TOGETHER; k++) {
+            sys.kbar().store(n + k, { k_mean[k][0].x, k_mean[k][0].y, k_mean[k][1].x, k_mean[k][1].y });
+#pragma unroll
+            for (int row = 0; row < 2; row++) {
+                const int at = swizzled(sys.r.at[row], column_of(n + k, 0));
+                const float2 grad = unpack_pair<__half>(*(const uint32_t *)(sys.sm.rows + at));
+                gbar[row] += value * (grad.x * v_mean[k][row].x + grad.y * v_mean[k][row].y);
+                norm[row] += grad.x * grad.x + grad.y * grad.y;
+            }
         }
-        sys.kbar().store(n, mean);
     }
 #pragma unroll
     for (int row = 0; row < 2; row++)
@@ -198,15 +207,16 @@ template <int TILES> struct resident_source {
     const adjoint_rows &rows;
     float unit[2]; /* of x */
 
-    __device__ __forceinline__ float2 y(int n, int e) const
+    __device__ __forceinline__ void load(row_fragments &y, int n) const
     {
-        return { unit[e / 2] * sys.x().get(4 * n + e), unit[e / 2] * sys.x().get(4 * n + e + 1) };
+        load_lanes(y, sys.x(), n);
+        scale_fragments(y, unit);
     }
-    __device__ __forceinline__ float2 grad(int n, int e) const
+    __device__ __forceinline__ float2 grad(int n, int row) const
     {
         const float2 g = unpack_pair<__half>(
-            *(const uint32_t *)(sys.sm.rows + swizzled(sys.r.at[e / 2], column_of(n, e))));
-        return { rows.grad[e / 2] * g.x, rows.grad[e / 2] * g.y };
+            *(const uint32_t *)(sys.sm.rows + swizzled(sys.r.at[row], column_of(n, 0))));
+        return { rows.grad[row] * g.x, rows.grad[row] * g.y };
     }
 };
 
@@ -236,19 +246,28 @@ static __device__ __forceinline__ void put_resident_operands(const resident_rows
                                                              const solved_units &units)
 {
     const resident_system<TILES> &sys = rs.sys;
+    const row_vectors rhos = key_rows(rs, rs.all.saved.rho);
+    const float probe[2] = { power_inverse(units.probe[0]), power_inverse(units.probe[1]) },
+                solution[2] = { power_inverse(units.solution[0]), power_inverse(units.solution[1]) },
+                narrow[2] = { power_inverse(units.grad[0]), power_inverse(units.grad[1]) };
     row_operand<2> y, rho;
 #pragma unroll
-    for (int n = 0; n < FRAGMENTS; n++) {
+    for (int n = 0; n < FRAGMENTS; n += TOGETHER) {
+        row_fragments p, x;
+        rhos.load(p, n);
+        source.load(x, n);
+        scale_fragments(p, probe);
+        scale_fragments(x, solution);
 #pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-            const int row = e / 2, c = column_of(n, e);
-            const float probe = power_inverse(units.probe[row]), inverse = power_inverse(units.solution[row]),
-                        narrow = power_inverse(units.grad[row]);
-            const float2 p = rs.key_pair(rs.all.saved.rho, row, c), x = source.y(n, e), g = source.grad(n, e);
-            rho.set(n, e, probe * p.x, probe * p.y);
-            y.set(n, e, inverse * x.x, inverse * x.y);
-            *(uint32_t *)(sys.sm.rows + swizzled(sys.r.at[row], c)) = pack_pair<__half>(narrow * g.x,
-                                                                                        narrow * g.y);
+        for (int k = 0; k < TOGETHER; k++) {
+#pragma unroll
+            for (int row = 0; row < 2; row++) {
+                const float2 g = source.grad(n + k, row);
+                rho.set(n + k, 2 * row, p[k][row].x, p[k][row].y);
+                y.set(n + k, 2 * row, x[k][row].x, x[k][row].y);
+                *(uint32_t *)(sys.sm.rows + swizzled(sys.r.at[row], column_of(n + k, 0))) = pack_pair<__half>(
+                    narrow[row] * g.x, narrow[row] * g.y);
+            }
         }
     }
     store_operand(sys.sm.x, y);
@@ -304,6 +323,14 @@ static __device__ __forceinline__ void resident_sweep(float (&q)[FRAGMENTS][4], 
     }
 }
 
+static __device__ __forceinline__ void take_fragments(row_fragments &x, const float (&from)[FRAGMENTS][4],
+                                                      int n)
+{
+#pragma unroll
+    for (int k = 0; k < TOGETHER; k++)
+        x[k][0] = { from[n + k][0], from[n + k][1] }, x[k][1] = { from[n + k][2], from[n + k][3] };
+}
+
 /* All that follows from the solution. `solved`: rows that the iteration has solved; of others y is 0. */
 template <int TILES>
 static __device__ __forceinline__ void finish_adjoint(const resident_rows<TILES> &rs,
@@ -312,7 +339,7 @@ static __device__ __forceinline__ void finish_adjoint(const resident_rows<TILES>
 {
     const resident_system<TILES> &sys = rs.sys;
     const float inverse = power_inverse(sys.units.key);
-    float bb[2], q[FRAGMENTS][4], p_error[FRAGMENTS][4], error2[2] = { 0, 0 }, of_scale[2] = { 0, 0 };
+    float bb[2], q[FRAGMENTS][4], p_error[FRAGMENTS][4];
     adjoint_row own[2];
     row_scalars rec[2];
     resident_source<TILES> source = { sys, rows, { 0, 0 } };
@@ -330,18 +357,17 @@ static __device__ __forceinline__ void finish_adjoint(const resident_rows<TILES>
     resident_sweep(q, p_error, sys, units, pair_constants(rec, units, sys.p.ridge_unit == LOAM_RIDGE_MAX),
                    sums);
     const solved_centres centre = centres_of(sums, units);
-    const solved_scales scales = scales_of(sys.units.key, units);
+    const solved_output<resident_rows<TILES>> out(rs, units);
+    output_sums total = {};
 #pragma unroll
-    for (int n = 0; n < FRAGMENTS; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-            put_pair(of_scale, rs, n, e,
-                     finish_pair(error2, rs, n, e, { q[n][e], q[n][e + 1] },
-                                 { p_error[n][e], p_error[n][e + 1] }, sums, centre, scales));
-        }
+    for (int n = 0; n < FRAGMENTS; n += TOGETHER) {
+        row_fragments ds, error;
+        take_fragments(ds, q, n);
+        take_fragments(error, p_error, n);
+        put_fragments(total, out, n, ds, error, sums, centre);
     }
-    put_row_sums<false>(rs, of_scale, centre);
-    error2[0] = quad_sum(error2[0]), error2[1] = quad_sum(error2[1]);
+    put_row_sums<false>(rs, total.scale, centre);
+    const float error2[2] = { quad_sum(total.error2[0]), quad_sum(total.error2[1]) };
     rec[0].rho_rest = centre.u[0], rec[0].y_rest = centre.error[0];
     rec[1].rho_rest = centre.u[1], rec[1].y_rest = centre.error[1];
     put_records(rs, rec);

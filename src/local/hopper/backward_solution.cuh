@@ -17,7 +17,6 @@
 
 #include "src/local/hopper/backward_pairs.cuh"
 #include "src/local/hopper/forward_rows.cuh"
-#include "src/local/hopper/head_extremes.cuh"
 
 /* What the rows have before the solve. lse2: to base 2; grad: the units of do in fp16; b_unit: of drho as
  * right side. */
@@ -113,77 +112,88 @@ static __device__ __forceinline__ void norms_of(row_norms (&norms)[2], const flo
                        rec[row].e };
 }
 
-/* Two of the thread's numbers into an array of 16-bit types. */
-static __device__ __forceinline__ void store_16_bits(void *data, bool is_f16, int64_t at, int c,
-                                                     int64_t columns, float x, float y)
+/* What load_solved sums of the thread's columns of its rows; b = kbar - q. */
+struct solved_rows {
+    row_extent rho, y, grad;
+    row_products products;
+    float gbar[2], square[2], b2[2];
+
+    __device__ __forceinline__ void add_b(int row, const float2 &b, const float2 &of_rho,
+                                          const float2 &lambda)
+    {
+        square[row] += of_rho.x * (b.x - lambda.x * of_rho.x) + of_rho.y * (b.y - lambda.y * of_rho.y);
+        b2[row] += b.x * b.x + b.y * b.y;
+    }
+    __device__ __forceinline__ void add_grad(int row, const float2 &x, const float2 &vbar)
+    {
+        gbar[row] += x.x * vbar.x + x.y * vbar.y;
+        grad.add(row, x);
+    }
+};
+
+/* What add_solved reads of the rows, and where their y goes. */
+template <class ROWS> struct solved_input {
+    row_vectors rho, mean, value, y;
+    typename ROWS::row_queries query;
+    row_lambdas lambda;
+    float key;
+
+    __device__ __forceinline__ solved_input(const ROWS &rs)
+        : rho(key_rows(rs, rs.all.saved.rho)), mean(key_rows(rs, rs.all.saved.kbar)),
+          value(rs, rs.all.saved.vbar, rs.sys.p.dim_v), y(key_rows(rs, rs.all.arrays.y)), query(rs.targets()),
+          lambda(rs.lambdas()), key(rs.sys.units.key)
+    {
+    }
+};
+
+/* Adds fragments from n on to the sums, and writes their y to its array. */
+template <class ROWS, class SOURCE>
+static __device__ __forceinline__ void add_solved(solved_rows &sum, const solved_input<ROWS> &in,
+                                                  const SOURCE &source, int n)
 {
-    const uint32_t pair = is_f16 ? pack_pair<__half>(x, y) : pack_pair<__nv_bfloat16>(x, y);
-    uint16_t *const to = (uint16_t *)data + at + c;
-    if (c < columns) to[0] = (uint16_t)pair;
-    if (c + 1 < columns) to[1] = (uint16_t)(pair >> 16);
+    row_fragments rho, mean, value, lambda, y;
+    in.rho.load(rho, n), in.mean.load(mean, n), in.value.load(value, n);
+    in.lambda.load(lambda, n);
+    source.load(y, n);
+#pragma unroll
+    for (int k = 0; k < TOGETHER; k++) {
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            const int c = column_of(n + k, 0);
+            const float2 b = { mean[k][row].x - in.key * in.query.get(row, c),
+                               mean[k][row].y - in.key * in.query.get(row, c + 1) };
+            sum.rho.add(row, rho[k][row]), sum.y.add(row, y[k][row]);
+            sum.products.add(row, rho[k][row], y[k][row], mean[k][row], lambda[k][row]);
+            sum.add_b(row, b, rho[k][row], lambda[k][row]);
+            sum.add_grad(row, source.grad(n + k, row), value[k][row]);
+        }
+    }
+    in.y.store(y, n);
 }
 
 /* What the rows have once, and their units and norms; y goes to its array, and its gradient of the ridge.
- * source.y and source.grad(n, e): elements e and e + 1 of fragment n of y and of do. */
+ * source.load(y, n): fragments of y from n on; source.grad(n, row): fragment n of do of a row. */
 template <class ROWS, class SOURCE>
 static __device__ __forceinline__ solved_units load_solved(const ROWS &rs, const SOURCE &source,
                                                            const adjoint_row (&own)[2],
                                                            const float (&lse2)[2], const float (&largest)[2],
-                                                           row_scalars (&out)[2], row_norms (&norms)[2])
+                                                           row_scalars (&rec)[2], row_norms (&norms)[2])
 {
-    const auto &sys = rs.sys;
-    const loam_args &a = sys.a;
-    row_extent rho_extent = {}, y_extent = {}, grad_extent = {};
-    float e[2] = {}, ridge[2] = {}, gbar[2] = {}, rho_kbar[2] = {}, y_kbar[2] = {}, square[2] = {},
-          b2[2] = {};
-    int64_t to[2];
-    for (int row = 0; row < 2; row++)
-        to[row] = LOCAL_AT(a.grad_ridge, sys.block.s.b, sys.block.h,
-                           sys.block.s.q0 + sys.block.i0 + rs.r.at[row]);
-#pragma unroll 2
-    for (int n = 0; n < ROWS::dim / 8; n++) {
-#pragma unroll
-        for (int at = 0; at < 4; at += 2) {
-            const int row = at / 2, c = column_of(n, at);
-            const float2 rho = rs.key_pair(rs.all.saved.rho, row, c), y = source.y(n, at),
-                         mean = rs.key_pair(rs.all.saved.kbar, row, c),
-                         value = rs.value_pair(rs.all.saved.vbar, row, c), grad = source.grad(n, at),
-                         lambda = rs.lambda_pair(n, at);
-            const float b[2] = { mean.x - sys.units.key * rs.target(row, c),
-                                 mean.y - sys.units.key * rs.target(row, c + 1) };
-            const float2 part = { -y.x * rho.x * rs.ridge.unit[row], -y.y * rho.y * rs.ridge.unit[row] };
-            rho_extent.add(row, rho), y_extent.add(row, y), grad_extent.add(row, grad);
-            gbar[row] += grad.x * value.x + grad.y * value.y;
-            rho_kbar[row] += rho.x * mean.x + rho.y * mean.y;
-            y_kbar[row] += y.x * mean.x + y.y * mean.y;
-            ridge[row] += part.x + part.y;
-            e[row] -= y.x * rho.x * lambda.x + y.y * rho.y * lambda.y;
-            square[row] += rho.x * (b[0] - lambda.x * rho.x) + rho.y * (b[1] - lambda.y * rho.y);
-            b2[row] += b[0] * b[0] + b[1] * b[1];
-            if (!rs.r.real[row]) continue;
-            save_pair(rs.all.arrays.y, rs.line(row), c, sys.p.dim_qk, y.x, y.y);
-            if (sys.p.ridge_axes == LOAM_RIDGE_CHANNEL && a.grad_ridge.data)
-                store_pair(a.grad_ridge.data, LOAM_F32, to[row], c, sys.p.dim_qk, part.x, part.y);
-        }
-    }
+    const solved_input<ROWS> in(rs);
+    solved_rows sum = {};
+#pragma unroll 1
+    for (int n = 0; n < ROWS::dim / 8; n += TOGETHER)
+        add_solved(sum, in, source, n);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
-        row_scalars rec = {};
-        ridge[row] = quad_sum(ridge[row]);
-        rec.lse = lse2[row] * 0.693147181f;
-        rec.gbar = quad_sum(gbar[row]), rec.gbar_rest = own[row].rest;
-        rec.rho_kbar = quad_sum(rho_kbar[row]), rec.y_kbar = quad_sum(y_kbar[row]);
-        rec.e = quad_sum(e[row]), rec.unit = rs.ridge.unit[row];
-        rec.peak = own[row].peak, rec.lo = rs.r.lo[row], rec.hi = rs.r.hi[row];
-        out[row] = rec;
-        if (!rs.r.real[row] || threadIdx.x % 4 != 0) continue;
-        rs.all.arrays.sums.ridge[rs.line(row)] = (double)ridge[row];
-        if (sys.p.ridge_axes == LOAM_RIDGE_TOKEN && a.grad_ridge.data)
-            ((float *)a.grad_ridge.data)[to[row]] = ridge[row];
+        rec[row] = begin_record(rs, sum.products, row, lse2[row]);
+        rec[row].gbar = quad_sum(sum.gbar[row]), rec[row].gbar_rest = own[row].rest;
+        rec[row].peak = own[row].peak;
     }
-    rho_extent.finish(), y_extent.finish(), grad_extent.finish();
-    norms_of(norms, square, b2, rho_extent, y_extent, grad_extent, out);
-    return units_of<ROWS::dim>(sys.units, rho_extent, y_extent, grad_extent, out, largest);
+    put_channel_ridges(rs);
+    sum.rho.finish(), sum.y.finish(), sum.grad.finish();
+    norms_of(norms, sum.square, sum.b2, sum.rho, sum.y, sum.grad, rec);
+    return units_of<ROWS::dim>(rs.sys.units, sum.rho, sum.y, sum.grad, rec, largest);
 }
 
 /* Constants of a row in the formulas of its pairs, in the units of the products and weights. */
@@ -287,67 +297,80 @@ static __device__ __forceinline__ solved_centres centres_of(const solved_sums &s
     return out;
 }
 
-/* What the sums of the sweep become dq by. */
-struct solved_scales {
-    float key, weight[2], gradient[2];
+/* What the sums of the sweep become dq by, what this takes of the rows, and where dq goes. */
+template <class ROWS> struct solved_output {
+    row_vectors mean, rho, y;
+    typename ROWS::row_queries query;
+    row_lambdas lambda;
+    uint16_t *to[2];
+    bool is_f16, real[2];
+    int channels;
+    float key, scale, weight[2], gradient[2];
+
+    __device__ __forceinline__ solved_output(const ROWS &rs, const solved_units &units)
+        : mean(key_rows(rs, rs.all.saved.kbar)), rho(key_rows(rs, rs.all.saved.rho)),
+          y(key_rows(rs, rs.all.arrays.y)), query(rs.targets()), lambda(rs.lambdas()), is_f16(rs.is_f16()),
+          channels((int)rs.sys.p.dim_qk), key(rs.sys.units.key), scale((float)rs.sys.p.scale)
+    {
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            to[row] = query_gradient(rs, row), real[row] = rs.r.real[row];
+            weight[row] = key * units.error[row] * power_of_two(-units.weight_log2[row]);
+            gradient[row] = weight[row] * power_inverse(units.gradient[row]);
+        }
+    }
 };
 
-static __device__ __forceinline__ solved_scales scales_of(float key, const solved_units &units)
+/* Sums over the columns of the thread: the square of the residual of y; x . ds for the gradient of the
+ * scale. */
+struct output_sums {
+    float error2[2], scale[2];
+};
+
+/* One column of sum ds kappa, and adds to the residual, from the sums q and r of the sweep. cov: of Cov rho;
+ * ridge: of Lambda y. */
+template <class ROWS>
+static __device__ __forceinline__ float solved_gradient(output_sums &total, int row, float q, float r,
+                                                        float kbar, float cov, float ridge,
+                                                        const solved_sums &sum, const solved_centres &centre,
+                                                        const solved_output<ROWS> &out)
 {
-    solved_scales out = { key, {}, {} };
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        out.weight[row] = key * units.error[row] * power_of_two(-units.weight_log2[row]);
-        out.gradient[row] = out.weight[row] * power_inverse(units.gradient[row]);
-    }
-    return out;
+    const float from_mean = out.weight[row] * (r - sum.weight[row] * kbar), rest = from_mean + ridge;
+    total.error2[row] += rest * rest;
+    return out.gradient[row] * (q - sum.gradient[row] * kbar) + centre.u[row] * from_mean +
+           centre.error[row] * cov;
 }
 
-/* sum ds kappa, and adds to the square of the residual of y, of elements e and e + 1 of fragment n, from the
- * sums q and r of the sweep. */
+/* Writes fragments of dq from n on, from the sums q and r of the sweep. */
 template <class ROWS>
-static __device__ __forceinline__ float2 finish_pair(float (&error2)[2], const ROWS &rs, int n, int e,
-                                                     const float2 &q, const float2 &r, const solved_sums &sum,
-                                                     const solved_centres &centre,
-                                                     const solved_scales &scales)
+static __device__ __forceinline__ void put_fragments(output_sums &total, const solved_output<ROWS> &out,
+                                                     int n, const row_fragments &q, const row_fragments &r,
+                                                     const solved_sums &sum, const solved_centres &centre)
 {
-    const int row = e / 2, c = column_of(n, e);
-    const float key = scales.key, inverse = power_inverse(key);
-    const float2 mean = rs.key_pair(rs.all.saved.kbar, row, c), rho = rs.key_pair(rs.all.saved.rho, row, c),
-                 y = rs.key_pair(rs.all.arrays.y, row, c), lambda = rs.lambda_pair(n, e);
-    const float k[2] = { inverse * mean.x, inverse * mean.y }, sums[2][2] = { { q.x, r.x }, { q.y, r.y } };
-    const float cov[2] = { mean.x - key * rs.target(row, c) - lambda.x * rho.x,
-                           mean.y - key * rs.target(row, c + 1) - lambda.y * rho.y };
-    const float ridge[2] = { lambda.x * y.x, lambda.y * y.y };
-    float ds[2];
+    const float key = out.key, inverse = power_inverse(key), scale = out.scale;
+    row_fragments mean, rho, y, lambda;
+    out.mean.load(mean, n), out.rho.load(rho, n), out.y.load(y, n);
+    out.lambda.load(lambda, n);
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const float from_mean = scales.weight[row] * (sums[i][1] - sum.weight[row] * k[i]),
-                    rest = from_mean + ridge[i];
-        ds[i] = scales.gradient[row] * (sums[i][0] - sum.gradient[row] * k[i]) + centre.u[row] * from_mean +
-                centre.error[row] * cov[i];
-        error2[row] += rest * rest;
+    for (int k = 0; k < TOGETHER; k++) {
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            const int c = column_of(n + k, 0);
+            const float2 m = mean[k][row], p = rho[k][row], x = y[k][row], l = lambda[k][row],
+                         target = { out.query.get(row, c), out.query.get(row, c + 1) };
+            const float2 ds = {
+                solved_gradient(total, row, q[k][row].x, r[k][row].x, inverse * m.x,
+                                m.x - key * target.x - l.x * p.x, l.x * x.x, sum, centre, out),
+                solved_gradient(total, row, q[k][row].y, r[k][row].y, inverse * m.y,
+                                m.y - key * target.y - l.y * p.y, l.y * x.y, sum, centre, out)
+            };
+            if (!out.real[row]) continue;
+            total.scale[row] += ds.x * target.x + ds.y * target.y;
+            if (out.to[row])
+                store_channels(out.to[row], out.is_f16, c, out.channels, scale * ds.x - x.x,
+                               scale * ds.y - x.y);
+        }
     }
-    return { ds[0], ds[1] };
-}
-
-/* Writes elements e and e + 1 of fragment n of dq, from sum ds kappa, and adds to the product of that with
- * the query. */
-template <class ROWS>
-static __device__ __forceinline__ void put_pair(float (&of_scale)[2], const ROWS &rs, int n, int e,
-                                                const float2 &ds)
-{
-    const int row = e / 2, c = column_of(n, e);
-    if (!rs.r.real[row]) return;
-    const auto &sys = rs.sys;
-    const loam_view &to = sys.a.grad_q;
-    const float scale = (float)sys.p.scale;
-    const float2 y = rs.key_pair(rs.all.arrays.y, row, c);
-    of_scale[row] += ds.x * rs.target(row, c) + ds.y * rs.target(row, c + 1);
-    if (to.data)
-        store_16_bits(to.data, rs.is_f16(),
-                      LOCAL_AT(to, sys.block.s.b, sys.block.h, sys.block.s.q0 + sys.block.i0 + rs.r.at[row]),
-                      c, sys.p.dim_qk, scale * ds.x - y.x, scale * ds.y - y.y);
 }
 
 /* Writes what the rows add to gradients of parameters. */

@@ -8,29 +8,35 @@
 
 /* y of a block, which heavy_adjoint left, and do, which lies in its stage as it is in memory. */
 struct listed_source {
-    const row_pair &r;
-    const adjoint_row (&own)[2];
+    int row[2];
+    float unit[2]; /* of y */
     const float *solution;
     const __half *grad_o;
     bool is_f16;
 
-    __device__ __forceinline__ float2 at(const float *vector, int n, int e) const
+    __device__ __forceinline__ void load(row_fragments &y, int n) const { load_vector(y, solution, n); }
+    __device__ __forceinline__ void load_vector(row_fragments &x, const float *vector, int n) const
     {
-        const float unit = own[e / 2].unit, *const from = vector + (4 * n + e) * THREADS + threadIdx.x;
-        return { unit * from[0], unit * from[THREADS] };
+        load_lanes(x, lane_vector{ (float *)vector + threadIdx.x }, n);
+        scale_fragments(x, unit);
     }
-    __device__ __forceinline__ float2 y(int n, int e) const { return at(solution, n, e); }
-    __device__ __forceinline__ float2 grad(int n, int e) const { return wide_pair(grad_o, r, n, e, is_f16); }
+    __device__ __forceinline__ float2 grad(int n, int of) const
+    {
+        return wide_pair(grad_o, row[of], n, is_f16);
+    }
     /* The squares of drho. */
     template <int DIM> __device__ __forceinline__ void squares(float (&bb)[2]) const
     {
         bb[0] = bb[1] = 0;
-#pragma unroll 4
-        for (int n = 0; n < DIM / 8; n++) {
+#pragma unroll 1
+        for (int n = 0; n < DIM / 8; n += TOGETHER) {
+            row_fragments x;
+            load_vector(x, solution + listed_vector<DIM>, n);
 #pragma unroll
-            for (int e = 0; e < 4; e += 2) {
-                const float2 b = at(solution + listed_vector<DIM>, n, e);
-                bb[e / 2] += b.x * b.x + b.y * b.y;
+            for (int k = 0; k < TOGETHER; k++) {
+#pragma unroll
+                for (int row = 0; row < 2; row++)
+                    bb[row] += x[k][row].x * x[k][row].x + x[k][row].y * x[k][row].y;
             }
         }
         bb[0] = quad_sum(bb[0]), bb[1] = quad_sum(bb[1]);
@@ -68,17 +74,37 @@ static __device__ __forceinline__ void rows_after_solution(pairs_shared<DIM, __h
     }
     barrier_wait(&sm.query_full, count.rows++ % 2);
     sys.lse_exact = __syncthreads_and(fabsf(lse2[0]) < EXACT_LSE && fabsf(lse2[1]) < EXACT_LSE);
-    const listed_source source = { r, own, heavy.vectors + sm.listed * listed_vectors<DIM>, grad_o,
+    const listed_source source = { { r.at[0], r.at[1] },
+                                   { own[0].unit, own[1].unit },
+                                   heavy.vectors + sm.listed * listed_vectors<DIM>,
+                                   grad_o,
                                    all.p.dtype == LOAM_F16 };
     float bb[2];
     source.squares<DIM>(bb);
     (void)finish_solution<2>(sys, all, count, source, own, lse2, largest, bb);
 }
 
+/* Waits until all thread blocks of a launch, so many, have ended; what they wrote is then visible to the
+ * block. They are all running or done: this launch begins when all of the previous one, which waited for
+ * theirs, have begun. */
+static __device__ __forceinline__ void wait_until_gone(const ended_blocks &ended, unsigned long long launched)
+{
+    if (threadIdx.x == 0) {
+        while (*(volatile unsigned long long *)ended.gone < launched)
+            __nanosleep(500);
+        __threadfence();
+    }
+    __syncthreads();
+}
+
+/* The blocks that row matrices have solved, and with 128 dimensions those on the second list of ended blocks;
+ * or, where `launched` is not 0, those on the first one, of a launch of so many thread blocks, beside the
+ * last blocks of the launch after it. */
 template <int DIM, bool DECAYED>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     rows_solved_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
-                       const __grid_constant__ rows_plan plan, const int64_t blocks)
+                       const __grid_constant__ rows_plan plan, const int64_t blocks,
+                       const unsigned long long launched)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     typedef pairs_shared<DIM, __half> shared;
@@ -86,10 +112,14 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const rows_launch all = { p,         a,          plan.saved,  plan.rows, plan.work,
                               plan.maps, &plan.copy, &plan.heavy, NULL,      plan.extremes };
     const solve_launch solve = { p, a, plan.saved, plan.work, plan.maps.all, &plan.copy, &plan.heavy };
+    const ended_blocks &ends = plan.ended[launched > 0 ? 0 : 1];
     const block_list list = { plan.work.next_ended, plan.heavy.listed, plan.work.heavy_count },
-                     ended = { plan.ended.next, plan.ended.block, plan.ended.count };
+                     ended = { ends.next, ends.block, ends.count };
     rows_count count = {};
-    wait_for_previous_launch();
+    if (launched == 0)
+        wait_for_previous_launch();
+    else
+        wait_until_gone(ends, launched);
     launch_dependents();
     if (threadIdx.x == 0) {
         pair_barriers<DIM> *const pairs = (pair_barriers<DIM> *)(swizzled_memory + pair_barriers_at<DIM>);
@@ -102,7 +132,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     for (;;) {
         __syncthreads();
         if (threadIdx.x == 0) {
-            claim_block<2, DECAYED>(sm, solve, 0, list);
+            sm.block = -1;
+            if (launched == 0) claim_block<2, DECAYED>(sm, solve, 0, list);
             if (DIM == 128 && sm.block < 0) {
                 claim_block<2, DECAYED>(sm, solve, 0, ended);
                 sm.listed = blocks - 1 - sm.listed;
@@ -117,17 +148,26 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         __threadfence();
         atomicExch(&plan.work.scratch_taken[sm.scratch], 0);
     }
+    if (launched > 0) wait_for_previous_launch();
 }
 
 template <int DIM>
-static loam_status launch(const loam_problem *p, const loam_args *a, const rows_plan *plan, loam_error *error)
+static loam_status launch(const loam_problem *p, const loam_args *a, const rows_plan *plan, int64_t launched,
+                          loam_error *error)
 {
     auto *const kernel = p->decay ? rows_solved_kernel<DIM, true> : rows_solved_kernel<DIM, false>;
     return cuda_launch("rows_solved_kernel", kernel, BLOCKS_PER_SM * solve_multiprocessors(), THREADS,
-                       rows_shared_bytes<DIM>, a->stream, true, error, *p, *a, *plan, (int64_t)row_blocks(p));
+                       rows_shared_bytes<DIM>, a->stream, true, error, *p, *a, *plan, (int64_t)row_blocks(p),
+                       (unsigned long long)launched);
 }
 
 loam_status rows_solved(const loam_problem *p, const loam_args *a, const rows_plan *plan, loam_error *error)
 {
-    return local_padded_dim(p) == 64 ? launch<64>(p, a, plan, error) : launch<128>(p, a, plan, error);
+    return local_padded_dim(p) == 64 ? launch<64>(p, a, plan, 0, error) : launch<128>(p, a, plan, 0, error);
+}
+
+loam_status rows_ended(const loam_problem *p, const loam_args *a, const rows_plan *plan, int64_t launched,
+                       loam_error *error)
+{
+    return launch<128>(p, a, plan, launched, error);
 }

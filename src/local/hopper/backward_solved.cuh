@@ -10,11 +10,10 @@
 
 template <int DIM, bool DECAYED> using solved_system = rows_system<DIM, DECAYED, __half>;
 
-/* Elements e and e + 1 of fragment n of a tile of rows of the problem in the memory of fp16. */
-static __device__ __forceinline__ float2 wide_pair(const __half *tile, const row_pair &r, int n, int e,
-                                                   bool is_f16)
+/* Columns of fragment n of row `at` of a tile of rows of the problem in the memory of fp16. */
+static __device__ __forceinline__ float2 wide_pair(const __half *tile, int at, int n, bool is_f16)
 {
-    return unpack_16_bits(*(const uint32_t *)(tile + swizzled(r.at[e / 2], column_of(n, e))), is_f16);
+    return unpack_16_bits(*(const uint32_t *)(tile + swizzled(at, column_of(n, 0))), is_f16);
 }
 
 /* The operands of the rows in shared memory. */
@@ -24,16 +23,25 @@ static __device__ __forceinline__ void put_operands(const solved_system<DIM, DEC
 {
     __half *const grad_o = rs.stage(pair_stages<DIM>::grad_o);
     const float grad[2] = { power_inverse(units.grad[0]), power_inverse(units.grad[1]) };
-    narrow_tile<DIM>(grad_o, grad_o, rs.r, grad, rs.sys.p.dtype == LOAM_F16);
-#pragma unroll 2
-    for (int n = 0; n < DIM / 8; n++) {
+    const row_pair own = rs.r;
+    narrow_tile<DIM>(grad_o, grad_o, own, grad, rs.sys.p.dtype == LOAM_F16);
+    const row_vectors rhos = key_rows(rs, rs.all.saved.rho);
+    const float probe[2] = { power_inverse(units.probe[0]), power_inverse(units.probe[1]) },
+                solution[2] = { power_inverse(units.solution[0]), power_inverse(units.solution[1]) };
+#pragma unroll 1
+    for (int n = 0; n < DIM / 8; n += TOGETHER) {
+        row_fragments rho, y;
+        rhos.load(rho, n);
+        source.load(y, n);
 #pragma unroll
-        for (int at = 0; at < 4; at += 2) {
-            const int row = at / 2, c = column_of(n, at);
-            const float probe = power_inverse(units.probe[row]), inverse = power_inverse(units.solution[row]);
-            const float2 rho = rs.key_pair(rs.all.saved.rho, row, c), y = source.y(n, at);
-            store_directions<PARTS>(rs, swizzled(rs.r.at[row], c), { probe * rho.x, probe * rho.y },
-                                    { inverse * y.x, inverse * y.y });
+        for (int k = 0; k < TOGETHER; k++) {
+#pragma unroll
+            for (int row = 0; row < 2; row++) {
+                const float2 a = rho[k][row], b = y[k][row];
+                store_directions<PARTS>(rs, swizzled(own.at[row], column_of(n + k, 0)),
+                                        { probe[row] * a.x, probe[row] * a.y },
+                                        { solution[row] * b.x, solution[row] * b.y });
+            }
         }
     }
     fence_async_proxy();
@@ -211,23 +219,20 @@ static __device__ __forceinline__ void put_sums(const solved_system<DIM, DECAYED
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void put_rows(float (&error2)[2], const solved_system<DIM, DECAYED> &rs,
                                                 const solved_sums &sums, const solved_centres &centre,
-                                                const solved_scales &scales)
+                                                const solved_units &units)
 {
-    const lane_vector q = rs.sys.vector(VECTOR_Q_SUM), r = rs.sys.vector(VECTOR_R_SUM);
-    float of_scale[2] = { 0, 0 };
-    error2[0] = error2[1] = 0;
-#pragma unroll 2
-    for (int n = 0; n < DIM / 8; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-            const int at = 4 * n + e;
-            put_pair(of_scale, rs, n, e,
-                     finish_pair(error2, rs, n, e, { q.get(at), q.get(at + 1) }, { r.get(at), r.get(at + 1) },
-                                 sums, centre, scales));
-        }
+    const solved_output<solved_system<DIM, DECAYED>> out(rs, units);
+    const lane_vector of_ds = rs.sys.vector(VECTOR_Q_SUM), of_error = rs.sys.vector(VECTOR_R_SUM);
+    output_sums total = {};
+#pragma unroll 1
+    for (int n = 0; n < DIM / 8; n += TOGETHER) {
+        row_fragments q, r;
+        load_lanes(q, of_ds, n);
+        load_lanes(r, of_error, n);
+        put_fragments(total, out, n, q, r, sums, centre);
     }
-    error2[0] = quad_sum(error2[0]), error2[1] = quad_sum(error2[1]);
-    put_row_sums<DECAYED>(rs, of_scale, centre);
+    error2[0] = quad_sum(total.error2[0]), error2[1] = quad_sum(total.error2[1]);
+    put_row_sums<DECAYED>(rs, total.scale, centre);
 }
 
 /* The extremes of the thread's rows, to those of their head. */
@@ -247,7 +252,7 @@ static __device__ __forceinline__ void put_row_extremes(const solved_system<DIM,
 /* In one part residuals are accepted below this: their error enters the gradients once. */
 #define HALF_ACCEPT 1e-2f
 
-/* From the solution on: source.y and source.grad as in load_solved, do in its stage as it is in memory; bb:
+/* From the solution on: `source` as in load_solved, do in its stage as it is in memory; bb:
  * the square of the right side of a row. In one part, false where a row misses and its block is to be solved
  * anew; in two such rows are for float64. */
 template <int PARTS, int DIM, bool DECAYED, class SOURCE>
@@ -277,7 +282,7 @@ static __device__ __forceinline__ bool finish_solution(pairs_system<DIM, DECAYED
     solved_sums sums;
     put_sums<PARTS>(rs, pair_constants(rec, units, all.p.ridge_unit == LOAM_RIDGE_MAX), sums);
     const solved_centres centre = centres_of(sums, units);
-    put_rows(error2, rs, sums, centre, scales_of(sys.units.key, units));
+    put_rows(error2, rs, sums, centre, units);
     bool missed = false;
 #pragma unroll
     for (int row = 0; row < 2; row++) {

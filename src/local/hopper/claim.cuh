@@ -3,6 +3,7 @@
 #ifndef LOAM_LOCAL_HOPPER_CLAIM_CUH
 #define LOAM_LOCAL_HOPPER_CLAIM_CUH
 
+#include "src/local/cuda/solve_work.cuh"
 #include "src/local/hopper/solve.cuh"
 
 struct heavy_work;
@@ -17,6 +18,13 @@ struct solve_launch {
     const half_copy *copy;
     const heavy_work *heavy;
 };
+
+/* Thread blocks of a launch, at most: as many as the device can hold at once, each with a scratch. */
+template <int DIM> static inline int64_t most_solver_blocks(const solve_work &work)
+{
+    const int64_t resident = solver_blocks<DIM> * solve_multiprocessors();
+    return resident < work.scratches ? resident : work.scratches;
+}
 
 /* Tiles of keys that the block sees. */
 static __device__ __forceinline__ int key_tiles(const row_block &block)

@@ -589,9 +589,9 @@ template <class S> static loam_status launch(const loam_problem *p, const loam_a
     const loam_const_view o = { a->o.data, a->o.batch, a->o.head, a->o.token };
     maps.stores_boxes = query_map_fits(p, &o) && p->dim_v % 8 == 0; /* they write whole pieces of 16 bytes */
     if (maps.stores_boxes) TRY(query_map_make(&maps.o, p, &o, p->dim_v, 16, error));
-    return cuda_launch_clusters("given_kernel_hopper", given_kernel_hopper<S>, blocks, shape.ranks,
-                                S::threads, shared, a->stream, error, *p, *a, saved, (unsigned)blocks,
-                                shape.rows, (float)(p->scale * LOG2E), maps);
+    return cuda_launch_ranks("given_kernel_hopper", given_kernel_hopper<S>, blocks, shape.ranks, S::threads,
+                             shared, a->stream, error, *p, *a, saved, (unsigned)blocks, shape.rows,
+                             (float)(p->scale * LOG2E), maps);
 }
 
 template <class T, bool PROBED, bool DECAYED>

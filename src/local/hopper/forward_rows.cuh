@@ -12,14 +12,14 @@
 
 /* A sweep over keys and, where VALUES, values, in a ring of EXTRA stages more than the solver's, which
  * overwrite parts of the direction. */
-template <int EXTRA, bool PIPELINED, bool VALUES = true, int DIM, bool DECAYED, class T, class SCORE,
-          class WEIGH, class PACK, class ACCUMULATE>
+template <int EXTRA, bool PIPELINED, bool VALUES = true, bool SEGMENTED = false, int DIM, bool DECAYED,
+          class T, class SCORE, class WEIGH, class PACK, class ACCUMULATE>
 static __device__ __forceinline__ void stream_values(const block_system<DIM, DECAYED, T> &sys, SCORE score,
                                                      WEIGH weigh, PACK pack, ACCUMULATE accumulate)
 {
     if constexpr (EXTRA == 0) {
-        stream_pipelined<DIM, VALUES, PIPELINED>(sys.ring(), sys.count, sys.maps, sys.block, score, weigh,
-                                                 pack, accumulate);
+        stream_pipelined<DIM, VALUES, PIPELINED>(sys.template ring<sweep_stages<SEGMENTED, DIM>>(), sys.count,
+                                                 sys.maps, sys.block, score, weigh, pack, accumulate);
     } else {
         ring_count count = sys.sm.extended[EXTRA - 1];
         fence_async_proxy();
@@ -205,6 +205,10 @@ static __device__ __forceinline__ void put_output(const block_system<DIM, DECAYE
                 unit[2] = { cg.unit[0] * image_unit(sys, own, 0), cg.unit[1] * image_unit(sys, own, 1) };
     float bad[2] = { 0, 0 };
     uint16_t *to[2];
+    float means[DIM <= 64 ? DIM / 2 : 1]; /* all loads before any store, where registers allow */
+#pragma unroll
+    for (int n = 0; DIM <= 64 && n < DIM / 2; n++)
+        means[n] = vbar.get(n);
 #pragma unroll
     for (int row = 0; row < 2; row++) {
         to[row] = (uint16_t *)a.o.data +
@@ -218,7 +222,7 @@ static __device__ __forceinline__ void put_output(const block_system<DIM, DECAYE
             float out[2];
 #pragma unroll
             for (int c = 0; c < 2; c++) {
-                const float mean = vbar.get(at + c);
+                const float mean = DIM <= 64 ? means[at + c] : vbar.get(at + c);
                 out[c] = value * (mean - unit[row] * (sums[n / 8][n % 8][e + c] - total[row] * mean));
                 bad[row] += out[c] * 0;
             }
@@ -232,7 +236,7 @@ static __device__ __forceinline__ void put_output(const block_system<DIM, DECAYE
 
 /* A sweep for o = sum f v and, where IMAGE, y = sum f k, with f = p (direction . k - centre), whose sums
  * (this thread's columns) are added to total. */
-template <int PARTS, bool IMAGE, int DIM, bool DECAYED, class T>
+template <int PARTS, bool IMAGE, bool SEGMENTED, int DIM, bool DECAYED, class T>
 static __device__ __forceinline__ void sum_outputs(const block_system<DIM, DECAYED, T> &sys,
                                                    const row_direction &own,
                                                    float (&y)[DIM / TILE_SIDE][8][4],
@@ -240,13 +244,20 @@ static __device__ __forceinline__ void sum_outputs(const block_system<DIM, DECAY
 {
     weights_operand<PARTS, 4, T> w;
     pass_weights<DIM, DECAYED, T, PARTS, true> f(sys, own, total);
+    plain_sums<SEGMENTED, DIM, T> segments(sys.sm, sys.block.first);
+    static_assert(IMAGE || !SEGMENTED, "both sums in one sweep");
     if (IMAGE) clear_sums<DIM>(y);
     clear_sums<DIM>(o);
-    stream_values<PARTS == 2 || DIM == 64 ? 0 : 1, false>(
-        sys, [&](const auto &t) { f.score(t); }, [&](const auto &t) { f.weigh(t); },
+    stream_values<PARTS == 2 || DIM == 64 ? 0 : 1, false, true, SEGMENTED>(
+        sys, [&](const auto &t) { f.score(t); },
+        [&](const auto &t) {
+            segments.begin_tile(t.j, total);
+            f.weigh(t);
+        },
         [&]() {
             if (IMAGE) wgmma_results(y);
             wgmma_results(o);
+            segments.end_segment(y, o);
             f.pack(w);
         },
         [&](const auto &t) {
@@ -259,17 +270,19 @@ static __device__ __forceinline__ void sum_outputs(const block_system<DIM, DECAY
         });
     if (IMAGE) wgmma_results(y);
     wgmma_results(o);
+    if (SEGMENTED) segments.finish(total, y, o);
 }
 
 /* The last sweep, two of them where registers do not hold both sums: writes o = vbar - sum p u v, rho and
  * saved of rows within the sequence. error: the square of |b - (Cov + Lambda) x| of each row; finite: whether
  * its o is. */
-template <int PARTS, int DIM, bool DECAYED, class T>
+template <int PARTS, bool SEGMENTED = false, int DIM, bool DECAYED, class T>
 static __device__ __forceinline__ void output_sweep(const block_system<DIM, DECAYED, T> &stored,
                                                     const cg_rows &cg, const local_saved &saved,
                                                     float (&error)[2], bool (&finite)[2])
 {
-    const row_pair r = stored.r;
+    row_pair r = stored.r;
+    if (SEGMENTED && !stored.sm.segments.writes()) r.real[0] = r.real[1] = false;
     const row_ridge ridge = stored.ridge;
     const block_system<DIM, DECAYED, T> sys = system_in_registers(stored, r, ridge);
     constexpr bool together = DIM <= 128;
@@ -277,13 +290,12 @@ static __device__ __forceinline__ void output_sweep(const block_system<DIM, DECA
     row_direction own = {};
     /* One part in Hopper's backward pass of bf16 is bf16: the residual below is that of the rho that it
      * reads. */
-    direction_from_solution<PARTS>(sys, y, own,
-                                   together && PARTS == 1 && sys.a.saved && sys.p.dtype == LOAM_BF16);
+    direction_from_solution<PARTS>(sys, y, own, PARTS == 1 && sys.a.saved && sys.p.dtype == LOAM_BF16);
     if (!together) {
         compute_image<PARTS>(y, sys, own);
         residual_square(sys, y, error2);
     }
-    sum_outputs<PARTS, together>(sys, own, y, o, total);
+    sum_outputs<PARTS, together, SEGMENTED>(sys, own, y, o, total);
     if (together) {
         finish_image<PARTS>(y, sys, own, total);
         residual_square(sys, y, error2);

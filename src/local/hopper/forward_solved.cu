@@ -32,7 +32,7 @@ static __device__ __forceinline__ void masked_scores(float (&s)[8][4],
         for (int e = 0; e < 4; e++)
             s[n][e] *= DECAYED ? 1.0f : sys.scale2[e / 2];
     }
-    if (!sys.unmasked(j)) {
+    if (rarely(!sys.unmasked(j))) {
 #pragma unroll
         for (int n = 0; n < 8; n++) {
 #pragma unroll
@@ -124,6 +124,59 @@ static __device__ __forceinline__ void put_mean(const lane_vector &mean, const s
     }
 }
 
+/* Are sums over many keys those of segments? By the lengths and the form of the problem alone. */
+template <int PARTS, int DIM, bool DECAYED> constexpr bool is_segmented = PARTS == 1 && DIM == 64 && !DECAYED;
+
+/* part, the softmax of a segment, becomes that of all before it, `total`, and this one; scale: what sums of
+ * those before, and of this one, are multiplied by. */
+static __device__ __forceinline__ void merge_softmax(softmax_rows &part, const softmax_rows &total,
+                                                     float (&scale)[2][2])
+{
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float top = fmaxf(total.m[row], part.m[row]), base = finite_or_zero(top);
+        scale[0][row] = exp2_fast(total.m[row] - base), scale[1][row] = exp2_fast(part.m[row] - base);
+        part.m[row] = top;
+        part.omega[row] = fmaf(part.omega[row], scale[1][row], __fmul_rn(total.omega[row], scale[0][row]));
+        part.rounded[row] = fmaf(part.rounded[row], scale[1][row],
+                                 __fmul_rn(total.rounded[row], scale[0][row]));
+    }
+}
+
+/* The end of the first sweep: the softmax of the rows and their sums from those of all segments. */
+template <bool SEGMENTED, int DIM, class T>
+static __device__ __forceinline__ void finish_means(const segment_sums<SEGMENTED, DIM, T> &segments,
+                                                    softmax_rows &soft, const softmax_rows &before,
+                                                    float (&k)[DIM / TILE_SIDE][8][4],
+                                                    float (&v)[DIM / TILE_SIDE][8][4])
+{
+    const key_segments &keys = segments.sm.segments;
+    if (keys.tiles == 0) return;
+    float scale[SEGMENTS][2][2];
+    if (!keys.shared) {
+        merge_softmax(soft, before, scale[0]);
+        segments.add_all(k, 0, scale[0]);
+        segments.add_all(v, 1, scale[0]);
+        return;
+    }
+    segments.tell(k, 0);
+    segments.tell(v, 1);
+    *segments.part(keys.own, 16) = make_float4(soft.m[0], soft.m[1], soft.omega[0], soft.omega[1]);
+    *segments.part(keys.own, 17) = make_float4(soft.rounded[0], soft.rounded[1], 0, 0);
+    const unsigned turn = segments.meet();
+    softmax_rows total = { { -INFINITY, -INFINITY }, { 0, 0 }, { 0, 0 }, { 0, 0 } };
+#pragma unroll
+    for (int s = 0; s < SEGMENTS; s++) {
+        const float4 x = segments.numbers(s, 0, turn), y = segments.numbers(s, 1, turn);
+        softmax_rows part = { { x.x, x.y }, { x.z, x.w }, { y.x, y.y }, { 0, 0 } };
+        merge_softmax(part, total, scale[s]);
+        total = part;
+    }
+    soft = total;
+    segments.gather(k, 0, turn, scale);
+    segments.gather(v, 1, turn, scale);
+}
+
 /* A pass of the online softmax: the sums of keys k, where KEYS, and of values v, where VALUES, in their
  * units, times their weights. */
 template <int PARTS, bool KEYS, bool VALUES, int DIM, bool DECAYED, class T>
@@ -134,14 +187,23 @@ static __device__ __forceinline__ void sum_means(const block_system<DIM, DECAYED
     float s[8][4];
     weights_operand<PARTS, 4, T> w;
     score_operands<DIM, DECAYED, T, PARTS, true> rows;
-    soft = { { -INFINITY, -INFINITY }, { 0, 0 }, { 0, 0 }, { 0, 0 } };
+    constexpr bool segmented = is_segmented<PARTS, DIM, DECAYED>;
+    segment_sums<segmented, DIM, T> segments(sys.sm, sys.block.first);
+    const softmax_rows none = { { -INFINITY, -INFINITY }, { 0, 0 }, { 0, 0 }, { 0, 0 } };
+    softmax_rows before = none; /* of segments that ended */
+    float scale[2][2];
+    soft = none;
     rows.load_query(sys);
     if (KEYS) clear_sums<DIM>(k);
     if (VALUES) clear_sums<DIM>(v);
-    stream_values<PARTS == 2 || DIM == 64 || !VALUES ? 0 : 2, true, VALUES>(
+    stream_values<PARTS == 2 || DIM == 64 || !VALUES ? 0 : 2, true, VALUES, segmented>(
         sys, [&](const auto &t) { rows.query_keys(s, sys, t.keys); },
         [&](const auto &t) {
             wgmma_results(s);
+            if (rarely(segments.ends(t.j))) {
+                merge_softmax(soft, before, scale);
+                before = soft, soft = none;
+            }
             masked_scores(s, sys, t.j);
             softmax_step<T>(soft, s);
             wgmma_results(s);
@@ -149,6 +211,11 @@ static __device__ __forceinline__ void sum_means(const block_system<DIM, DECAYED
         [&]() {
             if (KEYS) wgmma_results(k);
             if (VALUES) wgmma_results(v);
+            if constexpr (segmented) {
+                segments.end(k, 0, scale);
+                segments.end(v, 1, scale);
+                segments.next_segment();
+            }
             split_weights(w, s);
             add_weights_by_pair(soft.rounded, w);
             if (__any_sync(0xffffffffu, soft.rescale[0] != 1 || soft.rescale[1] != 1)) {
@@ -163,6 +230,7 @@ static __device__ __forceinline__ void sum_means(const block_system<DIM, DECAYED
         });
     if (KEYS) wgmma_results(k);
     if (VALUES) wgmma_results(v);
+    if constexpr (segmented) finish_means(segments, soft, before, k, v);
 }
 
 /* The first sweep, an online softmax: lse to base 2, 0 for rows that see no key, and the means of keys and
@@ -230,6 +298,7 @@ static __device__ __forceinline__ bool solve_rows(solver_shared<DIM, __half> &sm
     system &sys = in_memory(sys_storage);
     float lse2[2], largest[2], error2[2];
     bool finite[2], missed = false;
+    constexpr bool segmented = is_segmented<PARTS, DIM, DECAYED>;
     means_sweep<PARTS>(sys, lse2, largest);
     weight[0] = { lse2[0], largest[0] }, weight[1] = { lse2[1], largest[1] };
     set_weights(sys, lse2, largest);
@@ -239,10 +308,10 @@ static __device__ __forceinline__ bool solve_rows(solver_shared<DIM, __half> &sm
     cg_rows k_storage;
     cg_rows &cg = in_memory(k_storage);
     start_solve(sys, cg, wanted);
-    cg_run<PARTS>(sys, cg, tolerance);
+    cg_run<PARTS, segmented>(sys, cg, tolerance);
     if ((PARTS == 1 || has_row_matrices<DIM>)&&__syncthreads_or(needs_more<PARTS>(cg, tolerance)))
         return false;
-    output_sweep<PARTS>(sys, cg, all.saved, error2, finite);
+    output_sweep<PARTS, segmented>(sys, cg, all.saved, error2, finite);
     row_verdict verdict[2];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
@@ -250,8 +319,64 @@ static __device__ __forceinline__ bool solve_rows(solver_shared<DIM, __half> &sm
         missed = missed || (wanted[row] && finite[row] && !verdict[row].good);
     }
     if (PARTS == 1 && __syncthreads_or(missed)) return false;
-    put_row_results(all, sm.block, block, r, cg, verdict, weight);
+    if (!segmented || sm.segments.writes()) put_row_results(all, sm.block, block, r, cg, verdict, weight);
     return true;
+}
+
+/* In a launch of clusters each has one block of rows: the one that the cluster has the number of, -1 where it
+ * is not for this launch, or not for this thread block, or done. One thread calls it. */
+template <int DIM>
+static __device__ __forceinline__ void claim_of_cluster(solver_shared<DIM, __half> &sm,
+                                                        const solve_launch &all, bool done)
+{
+    sm.block = done ? -1 : (int64_t)(blockIdx.x / SEGMENTS);
+    if (done) return;
+    sm.rows = row_block_at(all.p, all.a, sm.block);
+    const bool taken = sm.rows.rows > 0 && !is_resident<DIM>(all.p, sm.rows) &&
+                       !sees_few<DIM>(all.p, sm.rows) &&
+                       (cluster_rank() == 0 || key_tiles(sm.rows) >= SEGMENTED_TILES);
+    if (!taken) sm.block = -1;
+}
+
+/* Divides the keys of the claimed block; all threads call it. */
+template <int DIM>
+static __device__ __forceinline__ void divide_keys(solver_shared<DIM, __half> &sm, const solve_work &work,
+                                                   bool clusters)
+{
+    const int tiles = key_tiles(sm.rows);
+    const bool divided = tiles >= SEGMENTED_TILES, shared = divided && clusters;
+    const int length = (tiles + SEGMENTS - 1) / SEGMENTS, rank = (int)cluster_rank();
+    if (shared) cluster_sync();
+    if (threadIdx.x == 0) {
+        sm.segments.tiles = divided ? length : 0;
+        sm.segments.shared = shared;
+        sm.segments.own = rank;
+        sm.segments.turn = 0;
+        for (int s = 0; s < SEGMENTS; s++) {
+            const int scratch = shared ? cluster_load(&sm.scratch, (unsigned)s) : sm.scratch;
+            sm.segments.slot[s] = (float4 *)(work.scratch + scratch * (int64_t)solver_scratch(DIM) +
+                                             VECTORS * (DIM / 2) * THREADS);
+        }
+        if (shared) {
+            sm.rows.first += rank * length * TILE_SIDE;
+            if (rank + 1 < SEGMENTS) sm.rows.last = sm.rows.first + length * TILE_SIDE;
+        }
+    }
+    __syncthreads();
+}
+
+/* One thread calls it. */
+template <int DIM> static __device__ __forceinline__ void init_rings(solver_shared<DIM, __half> &sm)
+{
+    for (int n = 0; n < (int)ring_stages<DIM>; n++)
+        barrier_init(&sm.full[n], 1);
+    for (int n = 0; n < (int)ring_stages<DIM> + 2; n++) {
+        barrier_init(&sm.extended_full[0][n], 1);
+        barrier_init(&sm.extended_full[1][n], 1);
+    }
+    sm.extended[0].used = sm.extended[1].used = 0;
+    barrier_init(&sm.query_full, 1);
+    fence_async_proxy();
 }
 
 template <int PARTS, int DIM, bool DECAYED>
@@ -267,30 +392,32 @@ __global__ void __launch_bounds__(THREADS, solver_blocks<DIM>)
     const block_list unlisted = {}, list = { work.next_listed, work.listed, work.listed_count };
     ring_count count = { 0 };
     unsigned queries = 0;
+    constexpr bool segmented = is_segmented<PARTS, DIM, DECAYED>;
+    const bool clusters = segmented && cluster_size() > 1;
     /* The copy in fp16 is complete before a launch that overlaps with this one begins. */
     if (PARTS == 2) wait_for_previous_launch();
     launch_dependents();
     if (threadIdx.x == 0) {
-        for (int n = 0; n < (int)ring_stages<DIM>; n++)
-            barrier_init(&sm.full[n], 1);
-        for (int n = 0; n < (int)ring_stages<DIM> + 2; n++) {
-            barrier_init(&sm.extended_full[0][n], 1);
-            barrier_init(&sm.extended_full[1][n], 1);
-        }
-        sm.extended[0].used = sm.extended[1].used = 0;
-        barrier_init(&sm.query_full, 1);
-        fence_async_proxy();
+        init_rings(sm);
         sm.scratch = claim_scratch(work);
+        sm.segments.shared = false;
     }
     for (;;) {
         __syncthreads();
-        if (threadIdx.x == 0)
-            claim_block<PARTS, DECAYED>(sm, all, blocks, !has_row_matrices<DIM> && listed ? list : unlisted);
+        if (threadIdx.x == 0) {
+            if (segmented && clusters)
+                claim_of_cluster(sm, all, queries > 0);
+            else
+                claim_block<PARTS, DECAYED>(sm, all, blocks,
+                                            !has_row_matrices<DIM> && listed ? list : unlisted);
+        }
         __syncthreads();
         if (sm.block < 0) break;
-        float *scratch = work.scratch + (int64_t)sm.scratch * VECTORS * (DIM / 2) * THREADS;
+        if (segmented) divide_keys(sm, work, clusters);
+        float *scratch = work.scratch + sm.scratch * (int64_t)solver_scratch(DIM);
         row_weight weight[2];
         if (solve_rows<PARTS, DIM, DECAYED>(sm, count, queries, all, scratch, in_memory(weight))) continue;
+        if (segmented && !sm.segments.writes()) continue;
         if constexpr (has_row_matrices<DIM>) {
             put_listed<DIM>(sm, all, row_pair_of(p, sm.rows), weight,
                             scratch_vector<DIM>(scratch, VECTOR_KBAR), 1,
@@ -299,25 +426,41 @@ __global__ void __launch_bounds__(THREADS, solver_blocks<DIM>)
             work.listed[atomicAdd(work.listed_count, 1ull)] = (int32_t)sm.block;
         }
     }
+    /* Others may still read sums that lie in this scratch. */
+    if (segmented && sm.segments.shared) cluster_sync();
     if (threadIdx.x == 0) {
         __threadfence();
         atomicExch(&work.scratch_taken[sm.scratch], 0);
     }
-    if (PARTS == 1) wait_for_previous_launch();
+    /* One thread block sees to it that this launch does not end before the one that it overlaps with; the
+     * others make room. */
+    if (PARTS == 1 && blockIdx.x == 0) wait_for_previous_launch();
 }
 
 /* ------------------------------------------------------------------ the launches */
+
+/* Are blocks of rows so few that clusters should take them? All of a cluster compute the vectors of conjugate
+ * gradients, which more keys outweigh. */
+static bool clusters_pay(const loam_problem *p, int64_t blocks)
+{
+    enum { KEYS = 4096 };
+    const int64_t most = solve_multiprocessors();
+    return p->len_kv > (SEGMENTED_TILES - 1) * TILE_SIDE && blocks <= most &&
+           blocks * KEYS <= most * p->len_kv;
+}
 
 template <int PARTS, int DIM, bool DECAYED>
 static loam_status launch_pass(const loam_problem *p, const loam_args *a, const local_saved *saved,
                                const solve_work *work, const half_copy *copy, const heavy_work *heavy,
                                const qkv_maps *maps, bool listed, loam_error *error)
 {
-    const int64_t blocks = (int64_t)row_blocks(p), resident = solver_blocks<DIM> * solve_multiprocessors(),
-                  most = resident < work->scratches ? resident : work->scratches;
-    return cuda_launch("solved_kernel_hopper", solved_kernel_hopper<PARTS, DIM, DECAYED>,
-                       most < blocks ? most : blocks, THREADS, sizeof(solver_shared<DIM, __half>), a->stream,
-                       true, error, *p, *a, *saved, *work, blocks, listed, *maps, *copy, *heavy);
+    const int64_t blocks = (int64_t)row_blocks(p), most = most_solver_blocks<DIM>(*work);
+    const bool clusters = is_segmented<PARTS, DIM, DECAYED> && clusters_pay(p, blocks);
+    const int64_t grid = clusters ? blocks * SEGMENTS : most < blocks ? most : blocks;
+    const unsigned cluster = clusters ? SEGMENTS : 1;
+    return cuda_launch_clusters("solved_kernel_hopper", solved_kernel_hopper<PARTS, DIM, DECAYED>, grid,
+                                cluster, THREADS, sizeof(solver_shared<DIM, __half>), a->stream, true, error,
+                                *p, *a, *saved, *work, blocks, listed, *maps, *copy, *heavy);
 }
 
 /* Blocks with few keys in two parts; beside them all others in one part; then those for which that was not

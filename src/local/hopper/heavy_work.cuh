@@ -20,6 +20,7 @@ template <int DIM> constexpr int wave_slots = DIM == 64 ? 12 : 6;
 
 /* Do rows of listed blocks get a matrix each? Wider ones would not fit a multiprocessor. */
 template <int DIM> constexpr bool has_row_matrices = DIM <= 128;
+static inline bool may_have_row_matrices(const loam_problem *p) { return local_padded_dim(p) <= 128; }
 
 /* Two vectors of each of the rows of a block, as a scratch has them. */
 template <int DIM> constexpr int listed_vector = DIM / 2 * THREADS;

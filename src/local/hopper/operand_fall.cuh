@@ -10,12 +10,25 @@
 
 #include <cfloat>
 
+/* The pass over keys raises weights p of float16 by so many powers of 2: what then is smaller than 2^-38 is
+ * lost, where without it that would be 2^-24. */
+enum { KEY_RAISE = 14 };
+
 /* The falls of a backward pass, [2][batch][heads_kv]: 2^-fall keeps 2^14 ds, and 2^14 p (1 - u), within the
- * range of float16 for all rows that see a head's keys. They lie where LLA has
- * its states, whose pass over keys in float16 is that of cuda/. */
+ * range of float16 for all rows that see a head's keys. They lie where LLA has its states, whose pass over
+ * keys in float16 is that of cuda/. Behind them: how many blocks of the pass over rows have had infinite
+ * operands, and their numbers, where each of the two consumers of a block may have put it. */
 static __host__ __device__ __forceinline__ int64_t key_falls(const loam_problem &p)
 {
     return 2 * p.batch * p.heads_kv;
+}
+static inline size_t key_falls_and_blocks(const loam_problem &p)
+{
+    return (size_t)key_falls(p) + 1 + 2 * local_row_states(&p);
+}
+static __device__ __forceinline__ int32_t *overflow_list(const loam_problem &p, const row_arrays &arrays)
+{
+    return arrays.state + key_falls(p);
 }
 
 /* The largest of the numbers of a row; the four lanes of the row call it. */
@@ -29,28 +42,8 @@ static __device__ __forceinline__ float row_largest(const float (&x)[BLOCKS][4],
     return quad_max(largest);
 }
 
-/* The larger magnitudes of two pairs of float16, NaN where either is; their signs mean nothing. */
-static __device__ __forceinline__ uint32_t larger_halves(uint32_t a, uint32_t b)
-{
-    uint32_t larger;
-    asm("max.NaN.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
-    return larger;
-}
-
-/* Is any of these operands of float16 2^15 or larger, or NaN? */
-template <int STEPS> static __device__ __forceinline__ bool reaches_half_limit(const uint32_t (&w)[STEPS][4])
-{
-    uint32_t most[4] = { w[0][0], w[0][1], w[0][2], w[0][3] };
-#pragma unroll
-    for (int k = 1; k < STEPS; k++) {
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            most[e] = larger_halves(most[e], w[k][e]);
-    }
-    const uint32_t all = larger_halves(larger_halves(most[0], most[1]), larger_halves(most[2], most[3]));
-    /* An exponent of 30 or 31 carries into the place of the sign. */
-    return (((all & 0x7fff7fffu) + 0x08000800u) & 0x80008000u) != 0;
-}
+/* The smallest number that float16 rounds to infinity. */
+#define HALF_INFINITY 65520.0f
 
 /* The power of two which makes the largest number of a row 2^10 to 2^11. */
 static __device__ __forceinline__ float half_fall(float largest)

@@ -18,6 +18,7 @@
 
 #include "src/local/hopper/decay.cuh"
 #include "src/local/hopper/half_copy.cuh"
+#include "src/local/hopper/segments.cuh"
 #include "src/local/hopper/stream.cuh"
 
 /* Rows must see this many keys for each channel for one part to be enough. */
@@ -47,7 +48,12 @@ template <int DIM, class T> struct solver_shared {
     int64_t block, listed;
     int scratch;
     row_block rows;
+    key_segments segments;
 };
+
+/* Stages that a sweep over keys uses. */
+template <bool SEGMENTED, int DIM>
+constexpr unsigned sweep_stages = SEGMENTED ? (unsigned)SEGMENT_STAGES : ring_stages<DIM>;
 
 /* The systems (Cov + Lambda) x = b of a block of 64 rows. */
 template <int DIM, bool DECAYED, class T> struct block_system {
@@ -73,7 +79,8 @@ template <int DIM, bool DECAYED, class T> struct block_system {
     {
         return scratch_vector<DIM>(scratch, which);
     }
-    __device__ __forceinline__ tile_ring<DIM, ring_stages<DIM>, T> ring() const
+    template <unsigned STAGES = ring_stages<DIM>>
+    __device__ __forceinline__ tile_ring<DIM, STAGES, T> ring() const
     {
         return { sm.stage, sm.full };
     }
@@ -141,13 +148,14 @@ static __device__ __forceinline__ block_system<DIM, DECAYED, T> system_in_regist
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     __builtin_assume(__isGlobal(from.scratch));
+    solver_shared<DIM, T> &sm = *(solver_shared<DIM, T> *)swizzled_memory;
     block_system<DIM, DECAYED, T> sys = { from.p,
                                           from.a,
-                                          from.block,
+                                          sm.rows,
                                           r,
                                           ridge,
                                           from.maps,
-                                          *(solver_shared<DIM, T> *)swizzled_memory,
+                                          sm,
                                           from.count,
                                           from.scratch,
                                           from.units,
@@ -187,7 +195,7 @@ static __device__ __forceinline__ void score_weights(float (&w)[8][4],
             w[n][e] = DECAYED ? w[n][e] - sys.lse2[e / 2] : w[n][e] * sys.scale2[e / 2] - sys.lse2[e / 2];
     }
     /* A branch would take registers for the weights before and after it, which 256 channels do not leave. */
-    if (DIM > 128 || DECAYED || !sys.lse_exact || !sys.unmasked(j)) {
+    if (DIM > 128 || DECAYED || rarely(!sys.lse_exact || !sys.unmasked(j))) {
 #pragma unroll
         for (int n = 0; n < 8; n++) {
 #pragma unroll
@@ -244,7 +252,7 @@ template <int DIM, bool DECAYED, class T, int PARTS, bool VALUES> struct score_o
         if constexpr (query_held)
             multiply_rows<DIM>(s, query, keys, false);
         else
-            multiply_rows<DIM>(s, sys.sm.query, keys, false);
+            multiply_rows<DIM>(s, operand_tile<DIM>(sys.sm.query), keys, false);
     }
     __device__ __forceinline__ void direction_keys(float (&u)[8][4], const block_system<DIM, DECAYED, T> &sys,
                                                    const T *keys) const
@@ -253,8 +261,9 @@ template <int DIM, bool DECAYED, class T, int PARTS, bool VALUES> struct score_o
             if constexpr (PARTS == 2) multiply_rows<DIM>(u, direction[1], keys, false);
             multiply_rows<DIM>(u, direction[0], keys, PARTS == 2);
         } else {
-            if constexpr (PARTS == 2) multiply_rows<DIM>(u, sys.sm.direction[1], keys, false);
-            multiply_rows<DIM>(u, sys.sm.direction[0], keys, PARTS == 2);
+            if constexpr (PARTS == 2)
+                multiply_rows<DIM>(u, operand_tile<DIM>(sys.sm.direction[1]), keys, false);
+            multiply_rows<DIM>(u, operand_tile<DIM>(sys.sm.direction[0]), keys, PARTS == 2);
         }
     }
 };
@@ -451,7 +460,7 @@ static __device__ __forceinline__ image_products finish_image(float (&y)[DIM / T
 
 /* y = (Cov + Lambda) direction. own.centre is direction . kbar up to rounding; the error that it leaves in f
  * is taken out by finish_image, which subtracts kbar times the sum of f. */
-template <int PARTS, int DIM, bool DECAYED, class T>
+template <int PARTS, bool SEGMENTED = false, int DIM, bool DECAYED, class T>
 static __device__ __forceinline__ image_products compute_image(float (&y)[DIM / TILE_SIDE][8][4],
                                                                const block_system<DIM, DECAYED, T> &sys,
                                                                const row_direction &own)
@@ -459,12 +468,18 @@ static __device__ __forceinline__ image_products compute_image(float (&y)[DIM / 
     float total[2] = { 0, 0 };
     weights_operand<PARTS, 4, T> w;
     pass_weights<DIM, DECAYED, T, PARTS, false> f(sys, own, total);
+    plain_sums<SEGMENTED, DIM, T> segments(sys.sm, sys.block.first);
     clear_sums<DIM>(y);
     stream_pipelined<DIM, false, DIM <= 128>(
-        sys.ring(), sys.count, sys.maps, sys.block, [&](const auto &t) { f.score(t); },
-        [&](const auto &t) { f.weigh(t); },
+        sys.template ring<sweep_stages<SEGMENTED, DIM>>(), sys.count, sys.maps, sys.block,
+        [&](const auto &t) { f.score(t); },
+        [&](const auto &t) {
+            segments.begin_tile(t.j, total);
+            f.weigh(t);
+        },
         [&]() {
             wgmma_results(y);
+            segments.end_segment(y);
             f.pack(w);
         },
         [&](const auto &t) {
@@ -472,6 +487,7 @@ static __device__ __forceinline__ image_products compute_image(float (&y)[DIM / 
             multiply_weights<DIM>(y, w.part[0], t.keys);
         });
     wgmma_results(y);
+    segments.finish(total, y);
     return finish_image<PARTS>(y, sys, own, total);
 }
 
@@ -673,7 +689,7 @@ static __device__ __forceinline__ void cg_update_direction(const block_system<DI
 }
 
 /* Conjugate gradients for the rows that are live, from x and its residual r, which lie in the scratch. */
-template <int PARTS, int DIM, bool DECAYED, class T>
+template <int PARTS, bool SEGMENTED = false, int DIM, bool DECAYED, class T>
 static __device__ __forceinline__ void cg_run(const block_system<DIM, DECAYED, T> &stored, cg_rows &rows,
                                               const cg_tolerance &tolerance)
 {
@@ -694,7 +710,7 @@ static __device__ __forceinline__ void cg_run(const block_system<DIM, DECAYED, T
     float envelope = envelope_start<DIM>;
     for (int count = 0; count < tolerance.most && __syncthreads_or(cg.live[0] || cg.live[1]); count++) {
         float alpha[2], rr[2] = { 0, 0 };
-        const image_products d = compute_image<PARTS>(y, sys, own);
+        const image_products d = compute_image<PARTS, SEGMENTED>(y, sys, own);
         cg_step_length(cg, d, cg.rr, alpha);
         cg_advance<PARTS>(sys, y, own, alpha, rr);
 #pragma unroll

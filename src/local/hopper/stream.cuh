@@ -8,6 +8,9 @@
 #include "src/local/cuda/solve.cuh"
 #include "src/local/hopper/tile.cuh"
 
+/* x, which is mostly false: what depends on it goes out of the way of the instructions around it. */
+static __device__ __forceinline__ bool rarely(bool x) { return __builtin_expect(x, false); }
+
 /* Stages of the ring, each for a tile of keys or of values. */
 template <int DIM> constexpr unsigned ring_stages = DIM == 64 ? 10 : 4;
 
@@ -34,18 +37,6 @@ template <class T> struct kv_tile {
     const T *keys, *values;
 };
 
-/* One thread issues the copy of entry `count` of the ring, the tile from key j on. */
-template <int DIM, unsigned STAGES, class T>
-static __device__ __forceinline__ void load_entry(const tile_ring<DIM, STAGES, T> &ring,
-                                                  const CUtensorMap &map, const row_block &block, int j,
-                                                  unsigned count)
-{
-    const unsigned stage = count % STAGES;
-    barrier_expect(&ring.full[stage], DIM * TILE_SIDE * 2);
-    load_tile<DIM>(ring.stage[stage], map, &ring.full[stage], (int)block.s.k0 + j, (int)block.h_kv,
-                   (int)block.s.b);
-}
-
 /* Rows `rows` .. 63 of a tile become 0: memory beyond a sequence may hold NaN, and 0 times NaN is not 0. */
 template <int DIM, class T> static __device__ __forceinline__ void clear_tail_block(T *tile, int rows)
 {
@@ -59,32 +50,34 @@ template <int DIM, class T> static __device__ __forceinline__ void clear_tail_bl
     __syncthreads();
 }
 
-/* Waits for entry `count` of the ring, the tile from key j on; clears rows beyond the sequence. */
-template <int DIM, unsigned STAGES, class T>
-static __device__ __forceinline__ void wait_entry(const tile_ring<DIM, STAGES, T> &ring,
-                                                  const row_block &block, int j, unsigned count)
-{
-    barrier_wait(&ring.full[count % STAGES], count / STAGES % 2);
-    if (j + TILE_SIDE > block.s.nk) clear_tail_block<DIM>(ring.stage[count % STAGES], (int)block.s.nk - j);
-}
-
 /* A pass over the tiles of a block. Its entries in the ring are tiles of keys, or of keys and of values in
- * turn. */
+ * turn. What a copy needs to know of the block is in registers: the thread that issues it holds up the
+ * others. */
 template <int DIM, bool VALUES, unsigned STAGES, class T> struct kv_stream {
     static constexpr unsigned per_tile = VALUES ? 2 : 1;
     const tile_ring<DIM, STAGES, T> &ring;
     const qkv_maps &maps;
-    const row_block &block;
     const unsigned begin; /* entries that went through the ring before this pass */
     const int tiles;
+    const int first, keys;        /* of the pass; of the sequence */
+    const int token, head, batch; /* of the first key in the tensor */
 
     /* One thread issues the copy of entry n, if the pass has that many. */
     __device__ __forceinline__ void load(unsigned n) const
     {
         if (n / per_tile < (unsigned)tiles) {
-            load_entry(ring, n % per_tile ? maps.v : maps.k, block,
-                       block.first + (int)(n / per_tile) * TILE_SIDE, begin + n);
+            const unsigned stage = (begin + n) % STAGES;
+            barrier_expect(&ring.full[stage], DIM * TILE_SIDE * 2);
+            load_tile<DIM>(ring.stage[stage], n % per_tile ? maps.v : maps.k, &ring.full[stage],
+                           token + (int)(n / per_tile) * TILE_SIDE, head, batch);
         }
+    }
+    /* Waits for entry n, a tile from key j on; clears rows beyond the sequence. */
+    __device__ __forceinline__ void wait(unsigned n, int j) const
+    {
+        const unsigned entry = begin + n;
+        barrier_wait(&ring.full[entry % STAGES], entry / STAGES % 2);
+        if (rarely(j + TILE_SIDE > keys)) clear_tail_block<DIM>(ring.stage[entry % STAGES], keys - j);
     }
     __device__ __forceinline__ void prologue() const
     {
@@ -101,16 +94,16 @@ template <int DIM, bool VALUES, unsigned STAGES, class T> struct kv_stream {
     __device__ __forceinline__ kv_tile<T> at(int n) const
     {
         const unsigned entry = begin + (unsigned)n * per_tile;
-        return { block.first + n * TILE_SIDE, ring.stage[entry % STAGES],
-                 ring.stage[(entry + per_tile - 1) % STAGES] };
+        return { first + n * TILE_SIDE, operand_tile<DIM>(ring.stage[entry % STAGES]),
+                 operand_tile<DIM>(ring.stage[(entry + per_tile - 1) % STAGES]) };
     }
     __device__ __forceinline__ void wait_keys(int n) const
     {
-        wait_entry(ring, block, block.first + n * TILE_SIDE, begin + (unsigned)n * per_tile);
+        wait((unsigned)n * per_tile, first + n * TILE_SIDE);
     }
     __device__ __forceinline__ void wait_values(int n) const
     {
-        if (VALUES) wait_entry(ring, block, block.first + n * TILE_SIDE, begin + (unsigned)n * per_tile + 1);
+        if (VALUES) wait((unsigned)n * per_tile + 1, first + n * TILE_SIDE);
     }
 };
 
@@ -119,7 +112,15 @@ static __device__ __forceinline__ kv_stream<DIM, VALUES, STAGES, T> kv_stream_of
     const tile_ring<DIM, STAGES, T> &ring, const ring_count &count, const qkv_maps &maps,
     const row_block &block)
 {
-    return { ring, maps, block, count.used, (block.last - block.first + TILE_SIDE - 1) / TILE_SIDE };
+    return { ring,
+             maps,
+             count.used,
+             (block.last - block.first + TILE_SIDE - 1) / TILE_SIDE,
+             block.first,
+             (int)block.s.nk,
+             (int)block.s.k0 + block.first,
+             (int)block.h_kv,
+             (int)block.s.b };
 }
 
 /* Calls use(tiles) for all tiles of the block's keys in order. All threads of the block take part. */

@@ -50,4 +50,11 @@ static __device__ __forceinline__ unsigned warp_uniform(unsigned x)
     return __reduce_max_sync(0xffffffffu, x);
 }
 
+/* The same of where a tile in shared memory lies, with more than 128 channels: there a scheduler has one
+ * warp, which waits for each descriptor. All lanes call it. */
+template <int DIM, class T> static __device__ __forceinline__ T *operand_tile(T *tile)
+{
+    return DIM <= 128 ? tile : (T *)__cvta_shared_to_generic(warp_uniform((unsigned)shared_address(tile)));
+}
+
 #endif
