@@ -40,9 +40,9 @@ static __device__ __forceinline__ void fill_rows(const rows_system<DIM, DECAYED>
 }
 
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void centre_block(pairs_shared<DIM> &sm, const rows_launch &all,
-                                                    const row_block &block)
+static __device__ __forceinline__ void centre_block(pairs_shared<DIM> &sm, const rows_launch &all)
 {
+    const row_block &block = sm.rows;
     const row_pair r = row_pair_of(all.p, block);
     const float units[2] = { 1, 1 };
     const row_ridge ridge = row_ridge_of(all.p, all.a, block, r, units);
@@ -80,6 +80,7 @@ __global__ void __launch_bounds__(THREADS, solver_blocks<DIM>)
     const bool large = threadIdx.x < block.rows && fabsf(plan.rows.record[line].rho_kbar) > LARGE_PRODUCT;
     if (!__syncthreads_or(large)) return;
     if (threadIdx.x == 0) {
+        sm.rows = block;
         pair_barriers<DIM> *const pairs = (pair_barriers<DIM> *)(swizzled_memory + pair_barriers_at<DIM>);
         for (int n = 0; n < (int)ring_stages<DIM> - 1; n++)
             barrier_init(&pairs->full[n], 1);
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(THREADS, solver_blocks<DIM>)
         fence_async_proxy();
     }
     __syncthreads();
-    centre_block<DIM, DECAYED>(sm, { p, a, plan.saved, plan.rows, plan.work, plan.maps }, block);
+    centre_block<DIM, DECAYED>(sm, { p, a, plan.saved, plan.rows, plan.work, plan.maps });
 }
 
 template <int DIM, bool DECAYED>

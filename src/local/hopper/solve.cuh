@@ -101,7 +101,7 @@ template <int DIM, bool DECAYED, class T> struct block_system {
     __device__ __forceinline__ bool seen(int row, int j) const { return j >= r.lo[row] && j < r.hi[row]; }
 };
 
-/* The system of the block before its lse is known. */
+/* The system of the block, which is sm.rows, before its lse is known. */
 template <int DIM, bool DECAYED, class T>
 static __device__ __forceinline__ block_system<DIM, DECAYED, T> block_system_of(
     const loam_problem &p, const loam_args &a, const row_block &block, const row_pair &r,
