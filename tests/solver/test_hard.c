@@ -76,7 +76,6 @@ static const hard_case cases[] = {
     { "128 channels, one row of 64 with an error", WIDE, QUERIES, 512, 1, 1e-3, DATA_REAL, 0, clear_errors,
       0 },
     { "one key 40 away in each channel", 8, QUERIES - 1, 1, 1, 1e-3, DATA_FAR, 1, NULL, 2e-2 },
-    { "128 channels, one key 40 away in each", WIDE, QUERIES, 1, 1, 1e-3, DATA_FAR, 1, NULL, 2e-2 },
 };
 
 static spec spec_of(const hard_case *c, loam_pass pass, loam_dtype dtype)
