@@ -17,8 +17,8 @@ struct key_segments {
     int own;       /* the segment of this thread block, where a cluster has them */
     bool shared;   /* a cluster has the segments, one each */
     unsigned turn; /* from a slot to the part in use */
-    float4
-        *slot[SEGMENTS]; /* of the thread blocks of a cluster: what they have summed in two sweeps before */
+    /* Of the thread blocks of a cluster: what they have summed, in three parts of a sweep each. */
+    float4 *slot[SEGMENTS];
 
     /* Does this thread block write results? */
     __device__ __forceinline__ bool writes() const { return !shared || own == 0; }
