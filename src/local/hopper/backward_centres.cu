@@ -81,11 +81,7 @@ __global__ void __launch_bounds__(THREADS, solver_blocks<DIM>)
     if (!__syncthreads_or(large)) return;
     if (threadIdx.x == 0) {
         sm.rows = block;
-        pair_barriers<DIM> *const pairs = (pair_barriers<DIM> *)(swizzled_memory + pair_barriers_at<DIM>);
-        for (int n = 0; n < (int)ring_stages<DIM> - 1; n++)
-            barrier_init(&pairs->full[n], 1);
-        barrier_init(&sm.query_full, 1);
-        fence_async_proxy();
+        init_pair_barriers(sm);
     }
     __syncthreads();
     centre_block<DIM, DECAYED>(sm, { p, a, plan.saved, plan.rows, plan.work, plan.maps });

@@ -360,11 +360,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if (threadIdx.x == 0) {
         for (int n = 0; n < (int)ring_stages<DIM>; n++)
             barrier_init(&sm.full[n], 1);
-        pair_barriers<DIM> *const pairs = (pair_barriers<DIM> *)(swizzled_memory + pair_barriers_at<DIM>);
-        for (int n = 0; n < (int)ring_stages<DIM> - 1; n++)
-            barrier_init(&pairs->full[n], 1);
-        barrier_init(&sm.query_full, 1);
-        fence_async_proxy();
+        init_pair_barriers(sm);
         sm.scratch = claim_scratch(work);
     }
     for (;;) {

@@ -44,6 +44,17 @@ template <int DIM> struct pair_barriers {
 template <int DIM> constexpr size_t pair_barriers_at = offsetof(pairs_shared<DIM>, rows) + sizeof(row_block);
 template <int DIM> constexpr size_t rows_shared_bytes = pair_barriers_at<DIM> + sizeof(pair_barriers<DIM>);
 
+/* One thread begins the barriers of the last sweep. */
+template <int DIM, class T>
+static __device__ __forceinline__ void init_pair_barriers(pairs_shared<DIM, T> &sm)
+{
+    pair_barriers<DIM> *const pairs = (pair_barriers<DIM> *)((char *)&sm + pair_barriers_at<DIM>);
+    for (int n = 0; n < (int)ring_stages<DIM> - 1; n++)
+        barrier_init(&pairs->full[n], 1);
+    barrier_init(&sm.query_full, 1);
+    fence_async_proxy();
+}
+
 /* Entries that have gone through the solver's ring; fillings of the tiles of rows; a bit for each stage of
  * the last sweep, the parity of its next filling. */
 struct rows_count {
