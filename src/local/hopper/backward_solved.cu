@@ -122,11 +122,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         wait_until_gone(ends, launched);
     launch_dependents();
     if (threadIdx.x == 0) {
-        pair_barriers<DIM> *const pairs = (pair_barriers<DIM> *)(swizzled_memory + pair_barriers_at<DIM>);
-        for (int n = 0; n < (int)ring_stages<DIM> - 1; n++)
-            barrier_init(&pairs->full[n], 1);
-        barrier_init(&sm.query_full, 1);
-        fence_async_proxy();
+        init_pair_barriers(sm);
         sm.scratch = claim_scratch(plan.work);
     }
     for (;;) {
