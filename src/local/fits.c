@@ -20,11 +20,7 @@ loam_status local_cuda_fits(const loam_problem *p, loam_error *error)
  * read as 0. Scores there are products alone. */
 loam_status local_hopper_fits(const loam_problem *p, loam_error *error)
 {
-    const bool narrower = p->mechanism == LOAM_LLA && p->pass == LOAM_BACKWARD && p->dtype == LOAM_F16;
-    const int64_t widest = narrower ? 128 : CUDA_MAX_DIM;
-    REQUIRE(p->dim_qk <= widest && p->dim_v <= widest, error, LOAM_EUNSUPPORTED,
-            "dim_qk, dim_v: %lld, %lld, this kernel takes 1 to %lld", (long long)p->dim_qk,
-            (long long)p->dim_v, (long long)widest);
+    TRY(local_cuda_fits(p, error));
     REQUIRE(p->score == LOAM_DOT && !local_mapped(p) && !p->slope && !p->key_bias, error, LOAM_EUNSUPPORTED,
             "score: with %sslopes, a key bias or RBF, this kernel takes dot products alone",
             "" LOCAL_MAPS(MAP_WORDS));

@@ -53,12 +53,6 @@ void kernel_take_path(spec *s)
     s->window = s->slope = s->key_bias = s->sink = 0;
 }
 
-/* The most channels that tiles of the local family take, as src/local/fits.c has it. */
-static int64_t most_channels(const spec *s)
-{
-    return s->mechanism == LOAM_LLA && s->pass == LOAM_BACKWARD && s->dtype == LOAM_F16 ? 128 : 256;
-}
-
 /* Any number of channels up to `most`. Bulk copies read rows at multiples of 8 numbers alone: most cases have
  * such rows, by their strides (layout_unit) or by their sizes. */
 static int64_t any_channels(const spec *s, int64_t n, int64_t most)
@@ -70,7 +64,7 @@ static int64_t any_channels(const spec *s, int64_t n, int64_t most)
 
 static void take_tiled_channels(spec *s)
 {
-    const int64_t most = most_channels(s);
+    const int64_t most = 256; /* of the tiles of the local family, as src/local/fits.c has it */
     s->dim_qk = any_channels(s, s->dim_qk, most), s->dim_v = any_channels(s, s->dim_v, most);
 }
 

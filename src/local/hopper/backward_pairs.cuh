@@ -104,8 +104,10 @@ loam_status rows_solved(const loam_problem *p, const loam_args *a, const rows_pl
 loam_status rows_ended(const loam_problem *p, const loam_args *a, const rows_plan *plan, int64_t launched,
                        loam_error *error);
 
-/* Queues the launches for tiles of 256 channels. */
+/* Queues the launches for tiles of 256 channels, of bfloat16 and of float16. */
 loam_status rows_wide(const loam_problem *p, const loam_args *a, const rows_plan *plan, loam_error *error);
+loam_status half_rows_wide(const loam_problem *p, const loam_args *a, const rows_plan *plan,
+                           loam_error *error);
 
 /* What all blocks of a launch share. */
 struct rows_launch {

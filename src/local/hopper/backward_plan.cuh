@@ -25,6 +25,12 @@ static inline void ended_blocks_carve(ended_blocks (&ended)[2], const loam_probl
     }
 }
 
+/* Has the pass copies of keys and values in fp16? */
+static inline bool has_half_copy(const loam_problem *p)
+{
+    return p->dtype == LOAM_F16 || may_have_row_matrices(p);
+}
+
 /* The copy in fp16, where it is needed, and what row matrices need lie behind the workspace of the adjoint
  * solve in cuda/. */
 static inline rows_plan rows_plan_of(const loam_problem *p, void *memory, size_t *bytes)
@@ -33,7 +39,7 @@ static inline rows_plan rows_plan_of(const loam_problem *p, void *memory, size_t
     arena solver = { (char *)memory, 0 }, pool = { (char *)memory, 0 };
     plan.work = solve_work_carve(p, &solver);
     (void)arena_take(&pool, local_adjoint_cuda_work(p), 1);
-    if (may_have_row_matrices(p)) plan.copy = half_copy_carve(p, &plan.work, &pool);
+    if (has_half_copy(p)) plan.copy = half_copy_carve(p, &plan.work, &pool);
     plan.heavy = heavy_work_carve(p, &pool);
     ended_blocks_carve(plan.ended, p, &pool);
     if (p->dtype == LOAM_F16)
@@ -43,8 +49,8 @@ static inline rows_plan rows_plan_of(const loam_problem *p, void *memory, size_t
     return plan;
 }
 
-/* The plan with maps of all arrays but keys and values; queues the copy of these in fp16, where rows
- * may have matrices. */
+/* The plan with maps of all arrays but keys and values; queues the copy of these in fp16, where there is
+ * one. */
 static inline loam_status begin_plan(rows_plan *plan, const loam_problem *p, const loam_args *a,
                                      const row_arrays *rows, void *memory, loam_error *error)
 {
@@ -54,7 +60,7 @@ static inline loam_status begin_plan(rows_plan *plan, const loam_problem *p, con
     TRY(query_map_make(&plan->maps.all.q, p, &a->q, p->dim_qk, TILE_SIDE, error));
     TRY(query_map_make(&plan->maps.grad_o, p, &a->grad_o, p->dim_v, TILE_SIDE, error));
     TRY(solve_work_clear(&plan->work, a, error));
-    return may_have_row_matrices(p) ? half_copy_make(&plan->copy, p, a, error) : LOAM_OK;
+    return has_half_copy(p) ? half_copy_make(&plan->copy, p, a, error) : LOAM_OK;
 }
 
 /* The plan with maps of the copies in fp16. */

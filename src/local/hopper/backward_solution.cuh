@@ -65,7 +65,7 @@ static __device__ __forceinline__ float product_exponent(float bound)
 }
 
 /* No value in its unit is longer. */
-template <int DIM> constexpr float value_norm = 2 * HALF_TOP *(DIM == 64 ? 8 : 12);
+template <int DIM> constexpr float value_norm = 2 * HALF_TOP *(DIM == 64 ? 8 : DIM == 128 ? 12 : 16);
 
 /* Units by Cauchy and Schwarz: operands and weights then stay within the range of fp16. */
 template <int DIM>

@@ -182,37 +182,116 @@ static __device__ __forceinline__ void solved_tiles(float (&q)[2][8][4], float (
     stream.finish();
 }
 
-template <int PARTS, int DIM, bool DECAYED>
-static __device__ __forceinline__ void solved_sweep(float (&q)[DIM / TILE_SIDE][8][4],
-                                                    float (&r)[DIM / TILE_SIDE][8][4],
-                                                    const solved_system<DIM, DECAYED> &rs,
-                                                    const solved_pair_rows &own, solved_sums &sums)
+/* Adds one of the two to x, that of ds where GRADIENTS, at 256 dimensions, where registers hold one. p is made
+ * during the products with do and y, and rounded to fp16 during those with rho, times 2^14. */
+template <int PARTS, bool GRADIENTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void wide_tiles(float (&x)[DIM / TILE_SIDE][8][4],
+                                                  const solved_system<DIM, DECAYED> &rs,
+                                                  const solved_pair_rows &own, solved_sums &sum)
 {
-    solved_sums sum = {};
+    typedef pair_stages<DIM> stages;
+    const auto &sys = rs.sys;
+    const float raise[2] = { power_of_two(14 - sys.weight_log2[0]), power_of_two(14 - sys.weight_log2[1]) },
+                fall[2] = { power_inverse(raise[0]), power_inverse(raise[1]) };
+    pair_stream<DIM, DECAYED, solved_stages<DIM, PARTS>, true, __half> stream(rs);
+    while (stream.waited < stream.count) {
+        const int j = stream.key_of(stream.waited);
+        const __half *const values = stream.wait();
+        float s[8][4], g[8][4], u[8][4];
+        weights_operand<1, 4, __half> p, w;
+        if (PARTS == 2) {
+            multiply_rows<DIM>(g, rs.operand(stages::grad_o), values, false);
+            wgmma_commit();
+            wgmma_wait<0>();
+            wgmma_results(g);
+            stream.release(stream.waited);
+        }
+        const __half *const keys = stream.wait();
+        multiply_rows<DIM>(s, rs.queries(), keys, false);
+        wgmma_commit();
+        if (PARTS == 1) more_rows<DIM>(g, rs.operand(stages::grad_o), values, false);
+        if (PARTS == 2) more_rows<DIM>(g, rs.operand(stages::y), keys, true);
+        more_rows<DIM>(g, rs.direction(0), keys, true);
+        wgmma_commit();
+        wgmma_wait<1>();
+        wgmma_results(s);
+        score_weights(s, sys, j);
+        wgmma_results(s);
+        wgmma_wait<0>();
+        wgmma_results(g);
+        if (PARTS == 1) stream.release(stream.waited - 1);
+        solved_errors(g, s, own);
+        if constexpr (GRADIENTS) {
+            pack_rows(p, s, raise);
+            multiply_rows<DIM>(u, PARTS == 2 ? rs.operand(stages::rho) : rs.direction(1), keys, false);
+            if (PARTS == 2) more_rows<DIM>(u, rs.direction(1), keys, true);
+            wgmma_commit();
+            wgmma_wait<0>();
+            wgmma_results(u);
+            unpack_rows(s, p, fall);
+            solved_gradients<DECAYED>(u, s, g, own, sum, j);
+            split_weights(w, u);
+            add_weights(sum.gradient, w);
+        } else {
+            split_weights(w, g);
+            add_weights(sum.weight, w);
+        }
+        multiply_weights<DIM>(x, w.part[0], keys);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_results(x);
+        stream.release(stream.waited);
+    }
+    stream.finish();
+}
+
+/* The sweep, two of them at 256 dimensions, whose sums then lie in the scratch: R and B of the solve, which has ended. What follows from
+ * them is done in loops: straight code for registers is many times as long. */
+enum { VECTOR_Q_SUM = VECTOR_R, VECTOR_R_SUM = VECTOR_B };
+
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void solved_sweep(const solved_system<DIM, DECAYED> &rs,
+                                                    const solved_pair_rows &own, solved_sums &sum)
+{
+    const lane_vector to_q = rs.sys.vector(VECTOR_Q_SUM), to_r = rs.sys.vector(VECTOR_R_SUM);
+    float q[DIM / TILE_SIDE][8][4], r[DIM / TILE_SIDE][8][4];
     clear_sums<DIM>(q);
     clear_sums<DIM>(r);
     solved_tiles<PARTS>(q, r, rs, own, sum);
 #pragma unroll
-    for (int row = 0; row < 2; row++) {
-        sums.u[row] = quad_sum(sum.u[row]), sums.weight[row] = quad_sum(sum.weight[row]);
-        sums.gradient[row] = quad_sum(sum.gradient[row]), sums.ds[row] = quad_sum(sum.ds[row]);
-    }
+    for (int n = 0; n < DIM / 2; n++)
+        to_q.put(n, q[n / 32][n / 4 % 8][n % 4]), to_r.put(n, r[n / 32][n / 4 % 8][n % 4]);
 }
 
-/* The sweep, whose sums then lie in the scratch: R and B of the solve, which has ended. What follows from
- * them is done in loops: straight code for registers is many times as long. */
-enum { VECTOR_Q_SUM = VECTOR_R, VECTOR_R_SUM = VECTOR_B };
+template <int PARTS, bool GRADIENTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void wide_sweep(const solved_system<DIM, DECAYED> &rs,
+                                                  const solved_pair_rows &own, solved_sums &sum)
+{
+    const lane_vector to = rs.sys.vector(GRADIENTS ? VECTOR_Q_SUM : VECTOR_R_SUM);
+    float x[DIM / TILE_SIDE][8][4];
+    clear_sums<DIM>(x);
+    wide_tiles<PARTS, GRADIENTS>(x, rs, own, sum);
+#pragma unroll
+    for (int n = 0; n < DIM / 2; n++)
+        to.put(n, x[n / 32][n / 4 % 8][n % 4]);
+}
 
 template <int PARTS, int DIM, bool DECAYED>
 static __device__ __forceinline__ void put_sums(const solved_system<DIM, DECAYED> &rs,
                                                 const solved_pair_rows &own, solved_sums &sums)
 {
-    const lane_vector to_q = rs.sys.vector(VECTOR_Q_SUM), to_r = rs.sys.vector(VECTOR_R_SUM);
-    float q[DIM / TILE_SIDE][8][4], r[DIM / TILE_SIDE][8][4];
-    solved_sweep<PARTS>(q, r, rs, own, sums);
+    solved_sums sum = {};
+    if constexpr (DIM > 128) {
+        wide_sweep<PARTS, false>(rs, own, sum);
+        wide_sweep<PARTS, true>(rs, own, sum);
+    } else {
+        solved_sweep<PARTS>(rs, own, sum);
+    }
 #pragma unroll
-    for (int n = 0; n < DIM / 2; n++)
-        to_q.put(n, q[n / 32][n / 4 % 8][n % 4]), to_r.put(n, r[n / 32][n / 4 % 8][n % 4]);
+    for (int row = 0; row < 2; row++) {
+        sums.u[row] = quad_sum(sum.u[row]), sums.weight[row] = quad_sum(sum.weight[row]);
+        sums.gradient[row] = quad_sum(sum.gradient[row]), sums.ds[row] = quad_sum(sum.ds[row]);
+    }
 }
 
 /* Writes dq and the sums of the rows, which for rows that miss others write again. */
