@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The pass over keys of the backward of Local Linear Attention on Hopper, for float16 and at most 128
- * channels: the scales of the heads, then, when the rows are complete, backward_key_runs.cuh.
+ * The pass over keys of the backward of Local Linear Attention on Hopper, for float16: the scales of the
+ * heads, then, when the rows are complete, backward_key_runs.cuh or, for more than 128 channels,
+ * backward_key_solved_wide.cu.
  *
  * Gradients of keys and values are linear in do and y, and a power of two of rho is undone in its products:
  * one for each head brings these into the range of float16, by what the rows of the head have at most
@@ -150,18 +151,24 @@ static __device__ __forceinline__ void put_parts(float2 &product, uint16_t *cons
     if (two_parts) *(pair_vector<N> *)(to[1] + at) = part[1];
 }
 
-/* N channels from c on of the row of do at `grad`, times `factor`; zeros beyond the columns. */
+/* N channels from c on of the row of do at `from`, which bulk copies can read, times `factor`; zeros beyond
+ * the columns. */
 template <int N>
-static __device__ __forceinline__ pair_vector<N> scaled_gradients(const loam_args &a, int64_t grad, int c,
-                                                                  int64_t columns, float factor)
+static __device__ __forceinline__ pair_vector<N> scaled_gradients(const uint16_t *from, int c, int columns,
+                                                                  float factor)
 {
-    const __half *const from = (const __half *)a.grad_o.data + grad + c;
-    pair_vector<N> out;
+    pair_vector<N> out = {};
+    if (c + N <= columns) {
+        out = *(const pair_vector<N> *)(from + c);
+    } else {
 #pragma unroll
-    for (int n = 0; n < N; n += 2) {
-        const float x = c + n < columns ? __half2float(from[n]) : 0,
-                    y = c + n + 1 < columns ? __half2float(from[n + 1]) : 0;
-        out.pair[n / 2] = pack_pair<__half>(factor * x, factor * y);
+        for (int n = 0; n < N; n++)
+            if (c + n < columns) out.pair[n / 2] |= (uint32_t)from[c + n] << n % 2 * 16;
+    }
+#pragma unroll
+    for (int n = 0; n < N / 2; n++) {
+        const float2 x = unpack_pair<__half>(out.pair[n]);
+        out.pair[n] = pack_pair<__half>(factor * x.x, factor * x.y);
     }
     return out;
 }
@@ -192,15 +199,17 @@ static __global__ void __launch_bounds__(32 * ROW_WARPS)
     const bool two_parts = arrays.state[blockIdx.x] != ROWS_ONE_PART,
                finished = arrays.state[blockIdx.x] != ROWS_PENDING;
     const int c = threadIdx.x % 32 * channels, dim = (int)p.dim_qk;
-    const int64_t first = local_row(&p, &block.s, block.h, block.i0),
-                  grad = LOCAL_AT(a.grad_o, block.s.b, block.h, block.s.q0 + block.i0);
+    const int64_t first = local_row(&p, &block.s, block.h, block.i0);
+    const uint16_t *const grads = (const uint16_t *)a.grad_o.data +
+                                  LOCAL_AT(a.grad_o, block.s.b, block.h, block.s.q0 + block.i0);
 #pragma unroll 2
     for (int at = threadIdx.x / 32; at < block.rows; at += ROW_WARPS) {
         const int64_t line = first + at, to = line * DIM + c;
         const auto kbar = load_channels<channels>(saved.kbar, line, c, dim),
                    probe = load_channels<channels>(saved.rho, line, c, dim),
                    solution = load_channels<channels>(arrays.y, line, c, dim);
-        const auto grad_o = scaled_gradients<channels>(a, grad + at * a.grad_o.token, c, p.dim_v, scale.grad);
+        const auto grad_o = scaled_gradients<channels>(grads + at * a.grad_o.token, c, (int)p.dim_v,
+                                                       scale.grad);
         float2 rho = { 0, 0 }, y = { 0, 0 };
         put_parts(rho, out.rho, to, two_parts, finished, scale.probe, probe, kbar);
         put_parts(y, out.y, to, two_parts, finished, scale.grad, solution, kbar);
@@ -226,7 +235,10 @@ static loam_status launch(const loam_problem *p, const loam_args *a, const row_a
 {
     TRY(cuda_launch("scale_directions_kernel", scale_directions_kernel<DIM>, (int64_t)local_row_states(p),
                     32 * ROW_WARPS, 0, a->stream, false, error, *p, *a, *saved, *rows, *directions));
-    return launch_staying<__half, DIM, SOLVED_PROBE>(p, a, rows, memory, error);
+    if constexpr (DIM > 128)
+        return local_keys_solved_wide_hopper(p, a, rows, memory, error);
+    else
+        return launch_staying<__half, DIM, SOLVED_PROBE>(p, a, rows, memory, error);
 }
 
 loam_status local_key_scales_half_hopper(const loam_problem *p, const loam_args *a, const row_arrays *rows,
@@ -250,6 +262,7 @@ loam_status local_keys_solved_half_hopper(const loam_problem *p, const loam_args
     arena pool = { (char *)memory, 0 };
     const key_directions directions = key_directions_carve(p, &pool);
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
-    return local_padded_dim(p) == 64 ? launch<64>(p, a, rows, &saved, &directions, memory, error)
-                                     : launch<128>(p, a, rows, &saved, &directions, memory, error);
+    return by_dim(p, [&](auto dim) {
+        return launch<decltype(dim)::value>(p, a, rows, &saved, &directions, memory, error);
+    });
 }

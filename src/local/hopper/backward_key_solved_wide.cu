@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * The pass over keys of the backward of Local Linear Attention on Hopper, for bfloat16 and more than 128
- * channels. As in backward_key_shared.cu 64 keys are shared by two warpgroups: the first has p, 1 - u and dv,
- * the other E, ds and dk. Shared memory has two stages of 32 queries with q and do, and two with rho and y,
- * both of which a tile in two parts takes. So that stages are copied while a tile is computed, products do
- * not wait for those of the next tile: what keeps the tensor cores busy while one warpgroup computes weights
- * is the other, which may be a tile ahead.
+ * The pass over keys of the backward of Local Linear Attention on Hopper, for more than 128 channels. As in
+ * backward_key_shared.cu 64 keys are shared by two warpgroups: the first has p, 1 - u and dv, the other E, ds
+ * and dk. Shared memory has two stages of 32 queries with q and do, and two with rho and y, both of which a
+ * tile in two parts takes. So that stages are copied while a tile is computed, products do not wait for those
+ * of the next tile: what keeps the tensor cores busy while one warpgroup computes weights is the other, which
+ * may be a tile ahead.
  */
 #include "src/local/hopper/backward_key_exchange.cuh"
 
@@ -209,11 +209,20 @@ template <class S> struct solved_consumers {
 
 /* ------------------------------------------------------------------ the launches */
 
-template <bool DECAYED> using wide_shape = key_shape<__nv_bfloat16, 256, SOLVED_PROBE, DECAYED>;
+template <class T, bool DECAYED>
+using wide_consumers = solved_consumers<key_shape<T, 256, SOLVED_PROBE, DECAYED>>;
+
+template <class T>
+static loam_status launch_type(const loam_problem *p, const loam_args *a, const row_arrays *rows,
+                               void *memory, loam_error *error)
+{
+    return p->decay ? launch_keys<wide_consumers<T, true>>(p, a, rows, memory, error)
+                    : launch_keys<wide_consumers<T, false>>(p, a, rows, memory, error);
+}
 
 loam_status local_keys_solved_wide_hopper(const loam_problem *p, const loam_args *a, const row_arrays *rows,
                                           void *memory, loam_error *error)
 {
-    return p->decay ? launch_keys<solved_consumers<wide_shape<true>>>(p, a, rows, memory, error)
-                    : launch_keys<solved_consumers<wide_shape<false>>>(p, a, rows, memory, error);
+    return p->dtype == LOAM_F16 ? launch_type<__half>(p, a, rows, memory, error)
+                                : launch_type<__nv_bfloat16>(p, a, rows, memory, error);
 }
