@@ -108,17 +108,27 @@ static void check_places(spec s)
 }
 
 /* Thread blocks of GPUs may have more rows where there are as many as this. With weights rows of Hopper take
- * the plain kernels. Such a batch takes its time: each variant has one width, of up to 256 channels. */
-static void check_many(spec s)
+ * the plain kernels. */
+static void check_one_of_many(const spec *s)
 {
-    const int wider = 1 + s.seed % 4;
-    s.omit |= spec_omit(SLOT_WEIGHTS);
-    s.dim_qk *= wider, s.dim_v *= wider;
-    kernel_fit(&s);
-    values alone = values_make(&s);
+    values alone = values_make(s);
     expect_run(&alone);
     check_place(&alone, MANY, MANY / 3);
     values_free(&alone);
+}
+
+/* Such a batch takes its time: each variant has one width, of up to 256 channels, the widest both types. */
+static void check_many(spec s)
+{
+    const int wider = 1 + s.seed % 4, both = wider == 4;
+    s.omit |= spec_omit(SLOT_WEIGHTS);
+    s.dim_qk *= wider, s.dim_v *= wider;
+    kernel_fit(&s);
+    check_one_of_many(&s);
+    s.dtype = LOAM_F16;
+    loam_kernel_info row;
+    if (both && loam_kernel_at(kernel_find(s.kernel), &row) == LOAM_OK && kernel_lists(row.dtypes, "f16"))
+        check_one_of_many(&s);
 }
 
 /* Lengths of several blocks of 64, edges of masks within blocks, pairs and vectors. */

@@ -192,7 +192,7 @@ static __device__ __forceinline__ void wide_tiles(float (&x)[DIM / TILE_SIDE][8]
     typedef pair_stages<DIM> stages;
     const auto &sys = rs.sys;
     const float raise[2] = { power_of_two(14 - sys.weight_log2[0]), power_of_two(14 - sys.weight_log2[1]) },
-                fall[2] = { power_inverse(raise[0]), power_inverse(raise[1]) };
+                fall[2] = { power_inverse(raise[0]), power_inverse(raise[1]) }, same[2] = { 1, 1 };
     pair_stream<DIM, DECAYED, solved_stages<DIM, PARTS>, true, __half> stream(rs);
     while (stream.waited < stream.count) {
         const int j = stream.key_of(stream.waited);
@@ -221,6 +221,7 @@ static __device__ __forceinline__ void wide_tiles(float (&x)[DIM / TILE_SIDE][8]
         wgmma_results(g);
         if (PARTS == 1) stream.release(stream.waited - 1);
         solved_errors(g, s, own);
+        split_weights(w, g);
         if constexpr (GRADIENTS) {
             pack_rows(p, s, raise);
             multiply_rows<DIM>(u, PARTS == 2 ? rs.operand(stages::rho) : rs.direction(1), keys, false);
@@ -228,14 +229,12 @@ static __device__ __forceinline__ void wide_tiles(float (&x)[DIM / TILE_SIDE][8]
             wgmma_commit();
             wgmma_wait<0>();
             wgmma_results(u);
+            unpack_rows(g, w, same);
             unpack_rows(s, p, fall);
             solved_gradients<DECAYED>(u, s, g, own, sum, j);
             split_weights(w, u);
-            add_weights(sum.gradient, w);
-        } else {
-            split_weights(w, g);
-            add_weights(sum.weight, w);
         }
+        add_weights(GRADIENTS ? sum.gradient : sum.weight, w);
         multiply_weights<DIM>(x, w.part[0], keys);
         wgmma_commit();
         wgmma_wait<0>();
