@@ -51,9 +51,10 @@ static int recurrent_specs(const loam_kernel_info *row, int mechanism, spec *cas
 }
 
 /* The widest tiles, and as many keys as their solver takes for many: FEW_KEYS of each channel. */
-static spec widest_spec(const loam_kernel_info *row, int mechanism)
+static spec widest_spec(const loam_kernel_info *row, int mechanism, loam_dtype dtype)
 {
     spec s = base(row, mechanism, 4, MANY_KEYS);
+    s.dtype = dtype;
     s.dim_qk = s.dim_v = WIDEST;
     kernel_fit(&s);
     return s;
@@ -73,7 +74,9 @@ static int local_specs(const loam_kernel_info *row, int mechanism, spec *cases)
             cases[count++] = s;
         }
     }
-    if (kernel_tiled(row) && !turned) cases[count++] = widest_spec(row, mechanism);
+    const int tiled = kernel_tiled(row) && !turned;
+    if (tiled) cases[count++] = widest_spec(row, mechanism, LOAM_BF16);
+    if (tiled && kernel_lists(row->dtypes, "f16")) cases[count++] = widest_spec(row, mechanism, LOAM_F16);
     return count;
 }
 
