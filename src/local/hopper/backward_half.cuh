@@ -287,8 +287,8 @@ static __device__ __forceinline__ bool finish_rows(half_system<DIM, DECAYED> &sy
     return finish_solution<PARTS>(sys, all, count, source, own, rows.lse2, rows.largest, bb);
 }
 
-/* In one part as in bf16, in two as in forward where gradients follow. Without matrices it takes as many steps
- * as cuda/adjoint_kernel. */
+/* In one part as in bf16, in two as in forward where gradients follow. Without matrices it takes as many
+ * steps as cuda/adjoint_kernel. */
 template <int PARTS, int DIM> static __device__ __forceinline__ cg_tolerance half_tolerance()
 {
     if (PARTS == 2 && !has_row_matrices<DIM>) return { 3e-4f, 3e-4f, 1e-2f, 96, 0, false, 0 };

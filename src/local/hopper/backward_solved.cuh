@@ -182,8 +182,8 @@ static __device__ __forceinline__ void solved_tiles(float (&q)[2][8][4], float (
     stream.finish();
 }
 
-/* Adds one of the two to x, that of ds where GRADIENTS, at 256 dimensions, where registers hold one. p is made
- * during the products with do and y, and rounded to fp16 during those with rho, times 2^14. */
+/* Adds one of the two to x, that of ds where GRADIENTS, at 256 dimensions, where registers hold one. p is
+ * made during the products with do and y; p and p E are rounded to fp16 as above. */
 template <int PARTS, bool GRADIENTS, int DIM, bool DECAYED>
 static __device__ __forceinline__ void wide_tiles(float (&x)[DIM / TILE_SIDE][8][4],
                                                   const solved_system<DIM, DECAYED> &rs,
@@ -244,8 +244,8 @@ static __device__ __forceinline__ void wide_tiles(float (&x)[DIM / TILE_SIDE][8]
     stream.finish();
 }
 
-/* The sweep, two of them at 256 dimensions, whose sums then lie in the scratch: R and B of the solve, which has ended. What follows from
- * them is done in loops: straight code for registers is many times as long. */
+/* The sweep, two of them at 256 dimensions, whose sums then lie in the scratch: R and B of the solve, which
+ * has ended. What follows from them is done in loops: straight code for registers is many times as long. */
 enum { VECTOR_Q_SUM = VECTOR_R, VECTOR_R_SUM = VECTOR_B };
 
 template <int PARTS, int DIM, bool DECAYED>
