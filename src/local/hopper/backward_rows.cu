@@ -13,7 +13,7 @@
  * before a launch that goes on from y: with 64 dimensions in fp16 (backward_solved.cu), with 128, which leave
  * no registers for that sweep, in two bf16 parts. Blocks with rows for float64 are left to query_kernel.
  * Blocks with 64 dimensions and very few keys are those of backward_resident.cu, more than 128 dimensions
- * those of backward_rows_wide.cu, and all of float16 those of backward_half.cu.
+ * those of backward_rows_wide.cu, and all of float16 those of backward_half.cuh.
  */
 #include "src/local/hopper/backward_centres.cuh"
 #include "src/local/hopper/backward_plan.cuh"
