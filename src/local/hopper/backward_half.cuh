@@ -269,6 +269,11 @@ static __device__ __forceinline__ bool finish_rows(half_system<DIM, DECAYED> &sy
     scratch_source<PARTS> source = { { sys.r.at[0], sys.r.at[1] }, sys.vector(VECTOR_X), {}, grad_o };
     float bb[2];
     adjoint_row own[2];
+    if constexpr (!has_error_sum<DIM>) {
+        const bool solved[2] = { solved_here(sys, ridge, cg, wanted, 0),
+                                 solved_here(sys, ridge, cg, wanted, 1) };
+        put_residual<PARTS>(sys, { cg.unit[0] * rows.b_unit[0], cg.unit[1] * rows.b_unit[1] }, solved);
+    }
     if (threadIdx.x == 0) {
         barrier_expect(&sys.sm.query_full, DIM * TILE_SIDE * 2);
         load_row_tile(sys, grad_o, all.maps.grad_o);
