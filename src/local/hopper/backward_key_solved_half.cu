@@ -12,9 +12,9 @@
  * the means of these products, which are the same here, bit by bit. Of rows that are left to query_kernel no
  * such mean is known, but that of exact products.
  *
- * A head whose directions these scales leave too few digits, whose keys are so long that what is lost of
- * them shows, or whose rows of the latter kind have products too large for it, is not tame: query_kernel and
- * key_kernel of cuda/ take it.
+ * A head whose directions these scales leave too few digits, whose keys or values are so long that what is
+ * lost of y or do shows, or whose rows of the latter kind have products too large for it, is not tame:
+ * query_kernel and key_kernel of cuda/ take it.
  */
 #include "src/gpu/block_sum.cuh"
 #include "src/local/hopper/backward_key_runs.cuh"
@@ -78,7 +78,8 @@ static __global__ void __launch_bounds__(32 * ROW_WARPS)
 
 /* Weights p (1 - u) end at 2^14, as do gradients of scores and p E, which follow from the exponents of the
  * directions; of these the largest element is at most 2^3, from which on fp16 has 27 bits down. Products lose
- * about 2^-22: PRODUCT_MOST leaves 2^-10 of 1, and 2^-13 of B. */
+ * about 2^-22: PRODUCT_MOST leaves 2^-10 of 1, and 2^-13 of B. What elements of y and do lose, 2^-25, comes
+ * into E by keys and values: LOST_MOST leaves 2^-18 of B. */
 enum {
     WEIGHT_TOP = 14,
     VECTOR_TOP = 3,
@@ -86,6 +87,7 @@ enum {
     VECTOR_LEAST = VECTOR_TOP - 12,
     HALF_END = 15,
     PRODUCT_MOST = 12,
+    LOST_MOST = 7,
 };
 
 /* The scales of the heads, a thread for each. */
@@ -97,7 +99,8 @@ static __global__ void key_scales_kernel(const __grid_constant__ loam_problem p,
     const half_units units = half_units_of(copy, p, n / p.heads_kv, n % p.heads_kv);
     const head_extremes x = extremes[n];
     const int weight = x.weight ? x.weight - EXPONENT_OF_1 : 0,
-              key = exponent_above(units.norm * units.key) - EXPONENT_OF_1;
+              key = exponent_above(units.norm * units.key) - EXPONENT_OF_1,
+              value = exponent_above(longest_value(units, p)) - EXPONENT_OF_1;
     /* Where do is 0, so are y and all gradients; where rho is 0, so is what its unit is for. */
     const int vector = x.error && x.vector ? x.vector - EXPONENT_OF_1 : VECTOR_TOP,
               error = x.error ? x.error - EXPONENT_OF_1 : 0, score = x.score ? x.score - EXPONENT_OF_1 : 0,
@@ -105,7 +108,8 @@ static __global__ void key_scales_kernel(const __grid_constant__ loam_problem p,
     const int grad = min(1 + weight - score, VECTOR_TOP - vector),
               raise = max(min(VECTOR_TOP - probe, (int)PROBE_MOST), grad + error - weight - 1);
     const bool tame = abs(grad) < 100 && abs(raise) < 100 && weight < 100 && raise + probe <= HALF_END &&
-                      grad + vector >= VECTOR_LEAST && key <= grad + error + 7 && key - raise <= 13 &&
+                      grad + vector >= VECTOR_LEAST && key - raise <= 13 &&
+                      (!x.error || max(key, value) <= grad + error + LOST_MOST) &&
                       x.product <= PRODUCT_MOST + EXPONENT_OF_1;
     local_key_scales(&p, arrays.state)[n] = { exp2f((float)grad), exp2f((float)raise), exp2f((float)-weight),
                                               tame };
