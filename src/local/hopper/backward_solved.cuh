@@ -2,6 +2,7 @@
  *
  * Backward of Local Linear Attention on Hopper, from y of a block of 64 rows in fp16 to all that the pass
  * over rows writes: the sweep of backward_solution.cuh with one part of the weights, and PARTS of y and rho.
+ * Tiles of 256 channels leave registers for one of its two sums: an image of y before it gives the residual.
  */
 #ifndef LOAM_LOCAL_HOPPER_BACKWARD_SOLVED_CUH
 #define LOAM_LOCAL_HOPPER_BACKWARD_SOLVED_CUH
