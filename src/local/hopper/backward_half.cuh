@@ -8,8 +8,7 @@
  *
  * One part, where rows see many keys and their probes have one part, leaves a residual of about 2^-11; y is
  * then rounded to one part. Each block ends with the sweep of backward_solved.cuh, which finds the true
- * residual of its rows, or has it from an image of y; what misses goes to two parts, then, to 128 dimensions,
- * to row matrices, then to float64.
+ * residual of its rows; what misses goes to two parts, then to row matrices, then to float64.
  */
 #ifndef LOAM_LOCAL_HOPPER_BACKWARD_HALF_CUH
 #define LOAM_LOCAL_HOPPER_BACKWARD_HALF_CUH
@@ -270,11 +269,6 @@ static __device__ __forceinline__ bool finish_rows(half_system<DIM, DECAYED> &sy
     scratch_source<PARTS> source = { { sys.r.at[0], sys.r.at[1] }, sys.vector(VECTOR_X), {}, grad_o };
     float bb[2];
     adjoint_row own[2];
-    if constexpr (!has_error_sum<DIM>) {
-        const bool solved[2] = { solved_here(sys, ridge, cg, wanted, 0),
-                                 solved_here(sys, ridge, cg, wanted, 1) };
-        put_residual<PARTS>(sys, { cg.unit[0] * rows.b_unit[0], cg.unit[1] * rows.b_unit[1] }, solved);
-    }
     if (threadIdx.x == 0) {
         barrier_expect(&sys.sm.query_full, DIM * TILE_SIDE * 2);
         load_row_tile(sys, grad_o, all.maps.grad_o);

@@ -327,25 +327,21 @@ struct output_sums {
     float error2[2], scale[2];
 };
 
-/* Registers hold both sums of the sweep, r too; else r is the residual, by an image of y. */
-template <int DIM> constexpr bool has_error_sum = DIM <= 128;
-
-/* One column of sum ds kappa, and adds to the residual, from q and r. cov: of Cov rho; ridge: of Lambda y. */
+/* One column of sum ds kappa, and adds to the residual, from the sums q and r of the sweep. cov: of Cov rho;
+ * ridge: of Lambda y. */
 template <class ROWS>
 static __device__ __forceinline__ float solved_gradient(output_sums &total, int row, float q, float r,
                                                         float kbar, float cov, float ridge,
                                                         const solved_sums &sum, const solved_centres &centre,
                                                         const solved_output<ROWS> &out)
 {
-    constexpr bool summed = has_error_sum<ROWS::dim>;
-    const float from_mean = summed ? out.weight[row] * (r - sum.weight[row] * kbar) : r - ridge,
-                rest = summed ? from_mean + ridge : r;
+    const float from_mean = out.weight[row] * (r - sum.weight[row] * kbar), rest = from_mean + ridge;
     total.error2[row] += rest * rest;
     return out.gradient[row] * (q - sum.gradient[row] * kbar) + centre.u[row] * from_mean +
            centre.error[row] * cov;
 }
 
-/* Writes fragments of dq from n on, from q and r. */
+/* Writes fragments of dq from n on, from the sums q and r of the sweep. */
 template <class ROWS>
 static __device__ __forceinline__ void put_fragments(output_sums &total, const solved_output<ROWS> &out,
                                                      int n, const row_fragments &q, const row_fragments &r,

@@ -2,7 +2,6 @@
  *
  * Backward of Local Linear Attention on Hopper, from y of a block of 64 rows in fp16 to all that the pass
  * over rows writes: the sweep of backward_solution.cuh with one part of the weights, and PARTS of y and rho.
- * Tiles of 256 channels leave registers for one of its two sums: an image of y before it gives the residual.
  */
 #ifndef LOAM_LOCAL_HOPPER_BACKWARD_SOLVED_CUH
 #define LOAM_LOCAL_HOPPER_BACKWARD_SOLVED_CUH
@@ -183,11 +182,12 @@ static __device__ __forceinline__ void solved_tiles(float (&q)[2][8][4], float (
     stream.finish();
 }
 
-/* q alone, at 256 dimensions, where registers hold one sum. p is made during the products with do and y. */
-template <int PARTS, int DIM, bool DECAYED>
-static __device__ __forceinline__ void gradient_tiles(float (&q)[DIM / TILE_SIDE][8][4],
-                                                      const solved_system<DIM, DECAYED> &rs,
-                                                      const solved_pair_rows &own, solved_sums &sum)
+/* Adds one of the two to x, that of ds where GRADIENTS, at 256 dimensions, where registers hold one. p is
+ * made during the products with do and y; p and p E are rounded to fp16 as above. */
+template <int PARTS, bool GRADIENTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void wide_tiles(float (&x)[DIM / TILE_SIDE][8][4],
+                                                  const solved_system<DIM, DECAYED> &rs,
+                                                  const solved_pair_rows &own, solved_sums &sum)
 {
     typedef pair_stages<DIM> stages;
     const auto &sys = rs.sys;
@@ -198,7 +198,7 @@ static __device__ __forceinline__ void gradient_tiles(float (&q)[DIM / TILE_SIDE
         const int j = stream.key_of(stream.waited);
         const __half *const values = stream.wait();
         float s[8][4], g[8][4], u[8][4];
-        weights_operand<1, 4, __half> p, f, ds;
+        weights_operand<1, 4, __half> p, w;
         if (PARTS == 2) {
             multiply_rows<DIM>(g, rs.operand(stages::grad_o), values, false);
             wgmma_commit();
@@ -221,85 +221,75 @@ static __device__ __forceinline__ void gradient_tiles(float (&q)[DIM / TILE_SIDE
         wgmma_results(g);
         if (PARTS == 1) stream.release(stream.waited - 1);
         solved_errors(g, s, own);
-        split_weights(f, g);
-        add_weights(sum.weight, f);
-        pack_rows(p, s, raise);
-        multiply_rows<DIM>(u, PARTS == 2 ? rs.operand(stages::rho) : rs.direction(1), keys, false);
-        if (PARTS == 2) more_rows<DIM>(u, rs.direction(1), keys, true);
+        split_weights(w, g);
+        if constexpr (GRADIENTS) {
+            pack_rows(p, s, raise);
+            multiply_rows<DIM>(u, PARTS == 2 ? rs.operand(stages::rho) : rs.direction(1), keys, false);
+            if (PARTS == 2) more_rows<DIM>(u, rs.direction(1), keys, true);
+            wgmma_commit();
+            wgmma_wait<0>();
+            wgmma_results(u);
+            unpack_rows(g, w, same);
+            unpack_rows(s, p, fall);
+            solved_gradients<DECAYED>(u, s, g, own, sum, j);
+            split_weights(w, u);
+        }
+        add_weights(GRADIENTS ? sum.gradient : sum.weight, w);
+        multiply_weights<DIM>(x, w.part[0], keys);
         wgmma_commit();
         wgmma_wait<0>();
-        wgmma_results(u);
-        unpack_rows(g, f, same);
-        unpack_rows(s, p, fall);
-        solved_gradients<DECAYED>(u, s, g, own, sum, j);
-        split_weights(ds, u);
-        add_weights(sum.gradient, ds);
-        multiply_weights<DIM>(q, ds.part[0], keys);
-        wgmma_commit();
-        wgmma_wait<0>();
-        wgmma_results(q);
+        wgmma_results(x);
         stream.release(stream.waited);
     }
     stream.finish();
 }
 
-/* The sweep, whose sums then lie in the scratch: R and B of the solve, which has ended. What follows from
- * them is done in loops: straight code for registers is many times as long. */
+/* The sweep, two of them at 256 dimensions, whose sums then lie in the scratch: R and B of the solve, which
+ * has ended. What follows from them is done in loops: straight code for registers is many times as long. */
 enum { VECTOR_Q_SUM = VECTOR_R, VECTOR_R_SUM = VECTOR_B };
 
-/* From the sums of the thread's columns. */
-static __device__ __forceinline__ void finish_sums(solved_sums &sums, const solved_sums &own)
+template <int PARTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void solved_sweep(const solved_system<DIM, DECAYED> &rs,
+                                                    const solved_pair_rows &own, solved_sums &sum)
 {
+    const lane_vector to_q = rs.sys.vector(VECTOR_Q_SUM), to_r = rs.sys.vector(VECTOR_R_SUM);
+    float q[DIM / TILE_SIDE][8][4], r[DIM / TILE_SIDE][8][4];
+    clear_sums<DIM>(q);
+    clear_sums<DIM>(r);
+    solved_tiles<PARTS>(q, r, rs, own, sum);
 #pragma unroll
-    for (int row = 0; row < 2; row++) {
-        sums.u[row] = quad_sum(own.u[row]), sums.weight[row] = quad_sum(own.weight[row]);
-        sums.gradient[row] = quad_sum(own.gradient[row]), sums.ds[row] = quad_sum(own.ds[row]);
-    }
+    for (int n = 0; n < DIM / 2; n++)
+        to_q.put(n, q[n / 32][n / 4 % 8][n % 4]), to_r.put(n, r[n / 32][n / 4 % 8][n % 4]);
+}
+
+template <int PARTS, bool GRADIENTS, int DIM, bool DECAYED>
+static __device__ __forceinline__ void wide_sweep(const solved_system<DIM, DECAYED> &rs,
+                                                  const solved_pair_rows &own, solved_sums &sum)
+{
+    const lane_vector to = rs.sys.vector(GRADIENTS ? VECTOR_Q_SUM : VECTOR_R_SUM);
+    float x[DIM / TILE_SIDE][8][4];
+    clear_sums<DIM>(x);
+    wide_tiles<PARTS, GRADIENTS>(x, rs, own, sum);
+#pragma unroll
+    for (int n = 0; n < DIM / 2; n++)
+        to.put(n, x[n / 32][n / 4 % 8][n % 4]);
 }
 
 template <int PARTS, int DIM, bool DECAYED>
 static __device__ __forceinline__ void put_sums(const solved_system<DIM, DECAYED> &rs,
                                                 const solved_pair_rows &own, solved_sums &sums)
 {
-    const lane_vector to_q = rs.sys.vector(VECTOR_Q_SUM), to_r = rs.sys.vector(VECTOR_R_SUM);
-    float q[DIM / TILE_SIDE][8][4];
     solved_sums sum = {};
-    clear_sums<DIM>(q);
-    if constexpr (has_error_sum<DIM>) {
-        float r[DIM / TILE_SIDE][8][4];
-        clear_sums<DIM>(r);
-        solved_tiles<PARTS>(q, r, rs, own, sum);
-        finish_sums(sums, sum);
-#pragma unroll
-        for (int n = 0; n < DIM / 2; n++)
-            to_q.put(n, q[n / 32][n / 4 % 8][n % 4]), to_r.put(n, r[n / 32][n / 4 % 8][n % 4]);
+    if constexpr (DIM > 128) {
+        wide_sweep<PARTS, false>(rs, own, sum);
+        wide_sweep<PARTS, true>(rs, own, sum);
     } else {
-        gradient_tiles<PARTS>(q, rs, own, sum);
-        finish_sums(sums, sum);
-#pragma unroll
-        for (int n = 0; n < DIM / 2; n++)
-            to_q.put(n, q[n / 32][n / 4 % 8][n % 4]);
+        solved_sweep<PARTS>(rs, own, sum);
     }
-}
-
-/* Where there is no sum of p E, in its place: the residual of y times -1, by an image of the solution in
- * PARTS. unit: of the right side; y of a row that is not solved is 0. */
-template <int PARTS, int DIM, bool DECAYED>
-static __device__ __forceinline__ void put_residual(const pairs_system<DIM, DECAYED, __half> &stored,
-                                                    const float (&unit)[2], const bool (&solved)[2])
-{
-    const row_pair r = stored.r;
-    const row_ridge ridge = stored.ridge;
-    const pairs_system<DIM, DECAYED, __half> sys = system_in_registers(stored, r, ridge);
-    const lane_vector b = sys.vector(VECTOR_B), to = sys.vector(VECTOR_R_SUM);
-    float y[DIM / TILE_SIDE][8][4];
-    row_direction own = {};
-    direction_from_solution<PARTS>(sys, y, own);
-    compute_image<PARTS>(y, sys, own);
 #pragma unroll
-    for (int n = 0; n < DIM / 2; n++) {
-        const int row = n / 2 % 2;
-        to.put(n, unit[row] * ((solved[row] ? y[n / 32][n / 4 % 8][n % 4] : 0) - b.get(n)));
+    for (int row = 0; row < 2; row++) {
+        sums.u[row] = quad_sum(sum.u[row]), sums.weight[row] = quad_sum(sum.weight[row]);
+        sums.gradient[row] = quad_sum(sum.gradient[row]), sums.ds[row] = quad_sum(sum.ds[row]);
     }
 }
 
