@@ -8,7 +8,8 @@
  *
  * One part, where rows see many keys and their probes have one part, leaves a residual of about 2^-11; y is
  * then rounded to one part. Each block ends with the sweep of backward_solved.cuh, which finds the true
- * residual of its rows; what misses goes to two parts, then to row matrices, then to float64.
+ * residual of its rows; what misses goes to two parts, then, to 128 dimensions, to row matrices, then to
+ * float64.
  */
 #ifndef LOAM_LOCAL_HOPPER_BACKWARD_HALF_CUH
 #define LOAM_LOCAL_HOPPER_BACKWARD_HALF_CUH
