@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { WIDTH = 64, WIDEST = 256, MANY_KEYS = 1700 };
+enum { WIDTH = 64, WIDEST = 256, MANY_KEYS = 1700, HUGE_QUERIES = 200 };
 
 /* Causal, 64 channels, in float32 where the row has it. */
 static spec base(const loam_kernel_info *row, int mechanism, int64_t queries, int64_t keys)
@@ -60,6 +60,23 @@ static spec widest_spec(const loam_kernel_info *row, int mechanism, loam_dtype d
     return s;
 }
 
+/* Operands of the backward beyond float16, first those of early rows, where single keys have much weight: the
+ * kernel of Hopper then computes their blocks again. */
+static spec huge_spec(const loam_kernel_info *row, int mechanism)
+{
+    spec s = base(row, mechanism, HUGE_QUERIES, HUGE_QUERIES);
+    s.dtype = LOAM_F16;
+    s.heads_q = s.heads_kv = 2;
+    s.data = DATA_HUGE;
+    return s;
+}
+
+static int has_huge_spec(const loam_kernel_info *row, int mechanism)
+{
+    return mechanism != LOAM_LLA && kernel_tiled(row) && kernel_lists(row->dtypes, "f16") &&
+           strcmp(row->pass, "backward") == 0 && !kernel_turns_keys(row->name);
+}
+
 /* The last queries of a long sequence, which see all of its keys, so that the reference takes seconds. */
 static int local_specs(const loam_kernel_info *row, int mechanism, spec *cases)
 {
@@ -77,6 +94,7 @@ static int local_specs(const loam_kernel_info *row, int mechanism, spec *cases)
     const int tiled = kernel_tiled(row) && !turned;
     if (tiled) cases[count++] = widest_spec(row, mechanism, LOAM_BF16);
     if (tiled && kernel_lists(row->dtypes, "f16")) cases[count++] = widest_spec(row, mechanism, LOAM_F16);
+    if (has_huge_spec(row, mechanism)) cases[count++] = huge_spec(row, mechanism);
     return count;
 }
 

@@ -243,6 +243,7 @@ static void apply_kind(values *v)
         scale_array(v, SLOT_V, half ? 0.1 : 1e-6);
         break;
     case DATA_LARGE: scale_array(v, SLOT_V, half ? 8 : 1e4); break;
+    case DATA_HUGE: scale_array(v, SLOT_V, 1024); break;
     case DATA_SELF: pull_queries(v, 0, 1, -1); break;
     case DATA_REAL: fill_real(v); break;
     default: break;

@@ -63,8 +63,8 @@ WORDS_OF(feature_map)
 
 static const char *data_words(int64_t value)
 {
-    static const char *const words[DATA_KINDS] = { "normal", "steep", "equal", "repeated", "dominant",
-                                                   "far",    "tiny",  "large", "self",     "real" };
+    static const char *const words[DATA_KINDS] = { "normal", "steep", "equal", "repeated", "dominant", "far",
+                                                   "tiny",   "large", "self",  "real",     "huge" };
     return value >= 0 && value < DATA_KINDS ? words[value] : NULL;
 }
 

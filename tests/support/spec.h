@@ -65,6 +65,7 @@ typedef enum data_kind {
     DATA_LARGE,    /* large values */
     DATA_SELF,     /* queries are keys */
     DATA_REAL,     /* queries, keys and values of a trained model (real.h) */
+    DATA_HUGE,     /* values in float16 whose products with gradients it does not hold */
     DATA_KINDS
 } data_kind;
 

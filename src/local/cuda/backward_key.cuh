@@ -42,6 +42,7 @@ template <bool WIDE, int DIM, int DIRECTIONS> struct key_shared {
 struct key_block {
     local_seq s;
     int64_t h_kv, first_head; /* of the group of query heads */
+    int64_t head;             /* number of the head among those of all sequences */
     int j0, count;            /* keys j0 .. j0 + count - 1; count <= 0 beyond the sequence's keys */
     int stored;               /* keys that have a gradient to write */
     int first;                /* first query of the tiles that see the keys */
@@ -64,16 +65,20 @@ static __device__ __forceinline__ void find_queries(key_block &x, const loam_pro
     x.tiles = x.count > 0 && last >= first ? (last - first) / step + 1 : 0;
 }
 
-/* Block n of the problem; early keys first, since under a causal mask most queries see them. */
+/* Block n of the problem; early keys first, since under a causal mask most queries see them. The numbers of a
+ * grid have 32 bits: divisions of 64 are a microsecond before the first copy. */
 template <int ROWS_OF_BLOCK>
-static __device__ __forceinline__ key_block key_block_at(const loam_problem &p, const loam_args &a, int64_t n,
-                                                         int step)
+static __device__ __forceinline__ key_block key_block_at(const loam_problem &p, const loam_args &a,
+                                                         unsigned n, int step)
 {
+    const unsigned heads = (unsigned)p.heads_kv, sequences = n / heads, batch = (unsigned)p.batch;
     key_block x;
-    x.h_kv = n % p.heads_kv;
-    x.first_head = x.h_kv * (p.heads_q / p.heads_kv);
-    x.s = local_seq_at(&p, &a, n / p.heads_kv % p.batch);
-    const int64_t j0 = n / (p.heads_kv * p.batch) * ROWS_OF_BLOCK, stored = local_stored_keys(&p, &x.s) - j0;
+    x.h_kv = n % heads;
+    x.first_head = x.h_kv * ((unsigned)p.heads_q / heads);
+    x.s = local_seq_at(&p, &a, sequences % batch);
+    x.head = (int64_t)(sequences % batch) * heads + x.h_kv;
+    const int64_t j0 = (int64_t)(sequences / batch) * ROWS_OF_BLOCK,
+                  stored = local_stored_keys(&p, &x.s) - j0;
     x.j0 = (int)j0;
     x.count = (int)(x.s.nk - j0 < ROWS_OF_BLOCK ? x.s.nk - j0 : ROWS_OF_BLOCK);
     x.stored = (int)(stored < ROWS_OF_BLOCK ? stored : ROWS_OF_BLOCK);
@@ -372,8 +377,7 @@ __global__ void __launch_bounds__(backward_shape<WIDE, DIM, DIRECTIONS>::key_thr
     const key_block x = key_block_at<S::key_rows>(p, a, blockIdx.x, S::queries);
     const int first = blockIdx.y * S::columns;
     const key_scale *const scale = local_key_scales(&p, arrays.state);
-    const int64_t head = blockIdx.x / p.heads_kv % p.batch * p.heads_kv + x.h_kv;
-    if (x.stored <= 0 || (scale && scale[head].tame)) return;
+    if (x.stored <= 0 || (scale && scale[x.head].tame)) return;
     const int64_t group = p.heads_q / p.heads_kv, tiles = group * x.tiles;
     begin_keys(sm, p, a, x);
     key_pair k = key_pair_of<S>(sm.keys, p.score == LOAM_RBF || DIRECTIONS == SOLVED_BY_TRACE);

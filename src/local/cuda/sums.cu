@@ -9,19 +9,25 @@
 
 enum { SUM_THREADS = 256 };
 
-/* The index (local_row) of row n of head h; a head has local_tokens rows. */
-static __device__ __forceinline__ int64_t row_of_head(const loam_problem &p, int64_t h, int64_t n)
-{
-    return sequence_packed(&p) ? h * p.total_q + n : (n / p.len_q * p.heads_q + h) * p.len_q + n % p.len_q;
-}
-
-/* The sum of part over the rows of head h, in every thread of the block. */
+/* The sum of part over the rows of head h, in every thread of the block. Those of a sequence of the batch, or
+ * of all packed ones, follow each other (local_row). */
 static __device__ double head_sum(const loam_problem &p, const double *part, int64_t h)
 {
+    const int64_t runs = sequence_packed(&p) ? 1 : p.batch,
+                  length = sequence_packed(&p) ? p.total_q : p.len_q;
     double sum = 0;
-    for (int64_t n = threadIdx.x; n < local_tokens(&p); n += SUM_THREADS)
-        sum += part[row_of_head(p, h, n)];
+    for (int64_t run = 0; run < runs; run++) {
+        const double *const rows = part + (run * p.heads_q + h) * length;
+#pragma unroll 8
+        for (int64_t n = threadIdx.x; n < length; n += SUM_THREADS)
+            sum += rows[n];
+    }
     return block_sum<SUM_THREADS>(sum);
+}
+
+static __host__ __device__ __forceinline__ bool wants_ridge(const loam_problem &p, const loam_args &a)
+{
+    return p.mechanism == LOAM_LLA && a.grad_ridge.data && p.ridge_axes <= LOAM_RIDGE_HEAD;
 }
 
 /* One thread block for each head. */
@@ -32,7 +38,7 @@ __global__ void __launch_bounds__(SUM_THREADS)
     const int64_t h = blockIdx.x;
     const bool first = threadIdx.x == 0;
     const double scale = a.grad_scale ? head_sum(p, rows.sums.scale, h) : 0;
-    const bool by_ridge = p.mechanism == LOAM_LLA && a.grad_ridge.data && p.ridge_axes <= LOAM_RIDGE_HEAD;
+    const bool by_ridge = wants_ridge(p, a);
     const double ridge = by_ridge ? head_sum(p, rows.sums.ridge, h) : 0;
     if (first) {
         rows.head_sums[h] = scale;
@@ -68,6 +74,8 @@ loam_status local_row_sums_cuda(const loam_problem *p, const loam_args *a, const
 {
     const cudaStream_t stream = (cudaStream_t)a->stream;
     TRY(local_decay_gradient_cuda(p, a, rows->sums.inner, error));
+    if (!a->grad_scale && !wants_ridge(*p, *a) && !(p->slope && a->grad_slope) && !(p->sink && a->grad_sink))
+        return LOAM_OK;
     head_sums_kernel<<<(unsigned)p->heads_q, SUM_THREADS, 0, stream>>>(*p, *a, *rows);
     TRY(cuda_launched("head_sums_kernel", error));
     total_sums_kernel<<<1, 1, 0, stream>>>(*p, *a, *rows);

@@ -42,13 +42,20 @@ size_t local_backward_hopper_work(const loam_problem *p)
     return with_bulk_copies > without_bulk_copies ? with_bulk_copies : without_bulk_copies;
 }
 
-/* Falls, and the number of blocks behind them, begin at 0 (operand_fall.cuh). */
+/* Falls, and the number of blocks behind them, begin at 0 (operand_fall.cuh). The pass over rows, which
+ * waits for this, is launched meanwhile: before a memset's end it could not be. */
+static __global__ void clear_falls_kernel(int32_t *falls, int64_t count)
+{
+    launch_dependents();
+    for (int64_t n = threadIdx.x; n < count; n += THREADS)
+        falls[n] = 0;
+}
+
 static loam_status clear_falls(const loam_problem *p, const loam_args *a, const row_arrays *rows,
                                loam_error *error)
 {
-    const size_t bytes = ((size_t)key_falls(*p) + 1) * sizeof *rows->state;
-    return cuda_check(cudaMemsetAsync(rows->state, 0, bytes, (cudaStream_t)a->stream), "cudaMemsetAsync",
-                      error);
+    return cuda_launch("clear_falls_kernel", clear_falls_kernel, 1, THREADS, 0, a->stream, false, error,
+                       rows->state, key_falls(*p) + 1);
 }
 
 /* What the pass over rows has left in the workspace is read, and rows and heads are shared with query_kernel

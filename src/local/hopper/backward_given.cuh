@@ -343,7 +343,8 @@ static __device__ __forceinline__ void put_falls(const row_constants &rows, cons
         probe = rows.most2 > 1 && rows.most2 < INFINITY ? ilogbf(rows.most2) / 2 + 1 : 0;
     fall = __reduce_max_sync(0xffffffffu, fall), probe = __reduce_max_sync(0xffffffffu, probe);
     if (threadIdx.x % 32 != 0) return;
-    const int64_t at = n / p.heads_q % p.batch * p.heads_kv + block.h_kv;
+    const int64_t sequence = n / (unsigned)p.heads_q % (unsigned)p.batch,
+                  at = sequence * p.heads_kv + block.h_kv;
     if (fall > 0) atomicMax(arrays.state + at, fall);
     if (S::probed && probe > 0) atomicMax(arrays.state + key_falls(p) / 2 + at, probe);
 }
@@ -525,8 +526,10 @@ __global__ void __launch_bounds__(GIVEN_THREADS, 1)
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     given_backward_shared<S> &sm = *(given_backward_shared<S> *)swizzled_memory;
     given_backward_barriers<S> &bar = sm.barriers;
-    if constexpr (S::again) wait_for_previous_launch();
-    if constexpr (S::folded && !S::again) launch_dependents();
+    if constexpr (S::folded) {
+        launch_dependents();
+        wait_for_previous_launch();
+    }
     const unsigned blocks = S::again ? (unsigned)*overflow_list(p, arrays) : all_blocks;
     if (blocks == 0) return;
     if (threadIdx.x == 0) {
@@ -573,7 +576,7 @@ static loam_status launch_kernel(const loam_problem *p, const loam_args *a, cons
     int64_t grid;
     TRY(cuda_grid_that_stays(blocks, S::loops, &grid, error));
     return cuda_launch("given_rows_kernel_hopper", given_rows_kernel_hopper<S>, grid, GIVEN_THREADS,
-                       sizeof(given_backward_shared<S>), a->stream, S::again, error, *p, *a,
+                       sizeof(given_backward_shared<S>), a->stream, S::folded, error, *p, *a,
                        local_saved_carve(p, a->saved, NULL), *rows, (unsigned)blocks, maps);
 }
 

@@ -241,7 +241,7 @@ row_constants_of(const typename S::type *grad_o, const given_backward_shared<S> 
         rows.lo[row] = r.lo[row], rows.hi[row] = r.hi[row];
         rows.lift[row] = S::folded ? first_lift<S>(grad_o, line, r.real[row]) : 0, rows.most2 = 0;
         rows.lse[row] = finite_or_zero(lse[row]);
-        rows.lse2[row] = rows.lse[row] * 1.44269504f - rows.lift[row];
+        rows.lse2[row] = lse_of_weights(rows.lse[row]) - rows.lift[row];
         rows.gbar[row] = r.real[row] ? gbar : 0;
         rows.e[row] = 0;
         if constexpr (S::probed) {
@@ -270,7 +270,7 @@ static __device__ __forceinline__ void clear_tail_warpgroup(T *tile, int count)
 static __device__ __forceinline__ float weight_at(const row_constants &rows, int row, float product,
                                                   const no_decay *, int, int)
 {
-    return exp2_fast(fminf(product * rows.scale2 - rows.lse2[row], rows.lift[row]));
+    return exp2_fast(product * rows.scale2 - rows.lse2[row]);
 }
 static __device__ __forceinline__ float weight_at(const row_constants &rows, int row, float product,
                                                   const local_decay_pair *keys, int j, int c)

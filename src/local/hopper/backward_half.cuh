@@ -112,10 +112,13 @@ static __device__ __forceinline__ bool first_sweep(half_system<DIM, DECAYED> &sy
 {
     rows_sums sum = {};
     float exponent[2];
+    const bool two_parts = load_mean_keys(half_rows_system<DIM, DECAYED>(sys, all, count));
+    barrier_wait(&sys.sm.query_full, count.rows++ % 2);
+    if (PARTS == 1 && __syncthreads_or(two_parts)) return false;
+    const row_pair own = sys.r;
+    narrow_queries(sys, own);
     {
         const half_rows_system<DIM, DECAYED> rs(sys, all, count);
-        const bool two_parts = load_mean_keys(rs);
-        if (PARTS == 1 && __syncthreads_or(two_parts)) return false;
         load_lse(rs, rows);
         load_gradients(rs, rows, sum.gbar, exponent);
     }
@@ -297,17 +300,16 @@ template <int PARTS, int DIM> static __device__ __forceinline__ cg_tolerance hal
                       : cg_tolerance{ 3e-4f, 3e-4f, 1e-2f, 28, 0, false, DIM == 64 ? 64.0f : 96.0f };
 }
 
-/* Queries of the block by bulk copy, and do in the place of the direction. */
+/* Begins to copy the queries of the block, and do in the place of the direction. */
 template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void load_block_rows(half_system<DIM, DECAYED> &sys, const rows_launch &all,
-                                                       rows_count &count)
+static __device__ __forceinline__ void load_block_rows(const half_system<DIM, DECAYED> &sys,
+                                                       const rows_launch &all)
 {
-    load_block_queries(sys, count.rows++);
     if (threadIdx.x == 0) {
-        barrier_expect(&sys.sm.query_full, DIM * TILE_SIDE * 2);
+        barrier_expect(&sys.sm.query_full, 2 * DIM * TILE_SIDE * 2);
+        load_row_tile(sys, sys.sm.query, all.maps.all.q);
         load_row_tile(sys, sys.sm.direction[0], all.maps.grad_o);
     }
-    barrier_wait(&sys.sm.query_full, count.rows++ % 2);
 }
 
 /* Computes the block in PARTS parts, or leaves it to row matrices; false where PARTS is not enough. */
@@ -330,7 +332,7 @@ static __device__ __forceinline__ bool half_block(pairs_shared<DIM, __half> &sm,
     const cg_tolerance tolerance = half_tolerance<PARTS, DIM>();
     half_system<DIM, DECAYED> &sys = in_memory(sys_storage);
     float drho[DIM / TILE_SIDE][8][4];
-    load_block_rows(sys, all, count);
+    load_block_rows(sys, all);
     if (!first_sweep<PARTS>(sys, ridge, rows, all, count, drho)) return false;
     const bool wanted[2] = { within_range(sys, rows.largest, 0), within_range(sys, rows.largest, 1) };
     start_adjoint(sys, cg, drho, wanted);

@@ -7,13 +7,13 @@
 #include "src/local/hopper/backward_key_pairs.cuh"
 #include "src/local/hopper/maps.cuh"
 
-/* The state of the first 64 rows of the sequence of block n: row_arrays.state counts such blocks from the
- * sequence's end. */
+/* The state of the first 64 rows of the block's sequence in the first head of its group: row_arrays.state
+ * counts such blocks from the sequence's end. */
 static __device__ __forceinline__ const int32_t *first_state(const loam_problem &p, const row_arrays &arrays,
-                                                             const key_block &block, unsigned n)
+                                                             const key_block &block)
 {
-    const int64_t last = (p.len_q + ROWS - 1) / ROWS - 1, sequence = n / p.heads_kv % p.batch;
-    return arrays.state + (last * p.batch + sequence) * p.heads_q + block.first_head;
+    const int64_t last = (p.len_q + ROWS - 1) / ROWS - 1, group = (unsigned)p.heads_q / (unsigned)p.heads_kv;
+    return arrays.state + last * p.batch * p.heads_q + block.head * group;
 }
 
 template <class S> static __device__ __forceinline__ void init_barriers(key_pass_shared<S> &sm)
@@ -34,16 +34,21 @@ template <class S> struct key_task {
     key_block block;
     key_view v;
     tile_walk t;
-    key_folds fold;
+    key_range range;
 
     __device__ __forceinline__ key_task(const loam_problem &p, const loam_args &a, const row_arrays &arrays,
                                         unsigned n)
         : block(key_block_at<S::rows>(p, a, n, S::queries)),
           v(key_view_of(p, block.s,
-                        S::solved && (!S::apart || arrays.state) ? first_state(p, arrays, block, n) : NULL)),
-          t{ block.first, 0, (int)(block.tiles * (p.heads_q / p.heads_kv)) },
-          fold(key_folds_of<S>(p, arrays, block, n))
+                        S::solved && (!S::apart || arrays.state) ? first_state(p, arrays, block) : NULL)),
+          t{ block.first, 0, (int)(block.tiles * ((unsigned)p.heads_q / (unsigned)p.heads_kv)) },
+          range(key_range_of<S>(p, arrays, block))
     {
+    }
+    /* Has the block keys that have gradients to write, and is its head for these kernels? */
+    __device__ __forceinline__ bool taken() const
+    {
+        return block.stored > 0 && (!(S::folded && S::solved) || range.own.tame);
     }
 };
 
@@ -64,6 +69,7 @@ static __device__ __forceinline__ key_consumer<S> key_consumer_of(key_pass_share
 {
     const int j = task.block.j0 + (int)group * TILE_SIDE,
               row = j + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    const key_folds fold = key_folds_of<S>(p, task.range);
     key_consumer<S> wg = { sm,
                            task.block,
                            task.v,
@@ -78,8 +84,8 @@ static __device__ __forceinline__ key_consumer<S> key_consumer_of(key_pass_share
                            (float)(p.scale * 1.4426950408889634),
                            by_max,
                            {},
-                           task.fold,
-                           (float)p.scale / (S::solved ? 1 : task.fold.dv) };
+                           fold,
+                           (float)p.scale / (S::solved ? 1 : fold.dv) };
     if constexpr (S::decayed) wg.decay.head = -1;
     return wg;
 }
@@ -95,6 +101,7 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
     key_pass_shared<S> &sm = *(key_pass_shared<S> *)swizzled_memory;
     if (threadIdx.x == 0) init_barriers(sm);
     __syncthreads();
+    if constexpr (S::folded) wait_for_previous_launch();
     const bool by_max = S::solved && p.ridge_unit == LOAM_RIDGE_MAX;
     const unsigned group = warp_uniform(threadIdx.x / 128), warp = warp_uniform(threadIdx.x % 128 / 32);
     constexpr unsigned term_warps = C::stays ? S::term_warps : 1;
@@ -104,13 +111,13 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
         if (warp == 0 ? threadIdx.x % 32 != 0 : warp > term_warps) return;
         for_each_block<C::stays>(blocks, [&](unsigned n) {
             const key_task<S> task(p, a, arrays, n);
-            if (task.block.stored <= 0 || !task.fold.taken) return;
+            if (!task.taken()) return;
             if (warp == 0) {
                 if (C::stays) sm.task[block_count % KEY_TASKS] = task;
                 produce_tiles(sm, maps, task.block, task.v, task.t, block_count++, count);
             } else {
                 produce_terms<S, term_warps>(sm, p, a, arrays, directions, task.block, task.v, by_max,
-                                             task.fold, task.t, turn, count);
+                                             task.range, task.t, turn, count);
             }
         });
         if (C::stays && warp == 0) tell_end(sm, block_count);
@@ -126,8 +133,7 @@ __global__ void __launch_bounds__(KEY_THREADS, 1)
         }
     } else {
         const key_task<S> task(p, a, arrays, blockIdx.x);
-        if (task.block.stored > 0 && task.fold.taken)
-            C::consume_block(sm, p, a, task, by_max, group, 0, count);
+        if (task.taken()) C::consume_block(sm, p, a, task, by_max, group, 0, count);
     }
 }
 
@@ -206,7 +212,7 @@ static loam_status launch_keys(const loam_problem *p, const loam_args *a, const 
     key_maps maps;
     TRY(make_maps<S>(&maps, p, a, &directions, error));
     return cuda_launch("key_kernel_hopper", key_kernel_hopper<C>, grid, KEY_THREADS,
-                       sizeof(key_pass_shared<S>), a->stream, false, error, *p, *a, *rows, directions,
+                       sizeof(key_pass_shared<S>), a->stream, S::folded, error, *p, *a, *rows, directions,
                        (unsigned)blocks, maps);
 }
 

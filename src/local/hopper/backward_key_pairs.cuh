@@ -91,7 +91,8 @@ static __device__ __forceinline__ void key_weights(float (&s)[BLOCKS][4], const 
                 const local_decay_pair &key = wg.decay.own[e / 2];
                 score = fmaf(s[n][e], scale2, (hi.at(n, e) - key.hi) + (lo.at(n, e) - key.lo));
             }
-            s[n][e] = exp2_fast(fminf(score - lse.at(n, e), most));
+            const float log2 = score - lse.at(n, e);
+            s[n][e] = exp2_fast(S::bounded ? fminf(log2, most) : log2);
         }
     }
 }

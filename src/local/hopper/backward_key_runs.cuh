@@ -284,11 +284,11 @@ template <class S, bool STAYS> struct run_consumers {
                                                          unsigned &count)
     {
         constexpr bool held = S::keys_held && S::values_held;
+        ring_wait(sm.key_ring, block_count);
         key_runner<S> wg = { key_consumer_of(sm, p, task, by_max, group, count), {}, {} };
         key_gradients<S> sum;
         clear_sums<S::dim>(sum.dk);
         clear_sums<S::dim>(sum.dv);
-        ring_wait(sm.key_ring, block_count);
         wg.keys.load(sm.keys[group]);
         wg.values.load(sm.values[group]);
         if constexpr (held && STAYS) ring_release(sm.key_ring, block_count);

@@ -66,6 +66,7 @@ static __global__ void __launch_bounds__(32 * ROW_WARPS)
                          const local_saved saved, const row_arrays arrays, const half_copy copy,
                          head_extremes *extremes)
 {
+    launch_dependents();
     const row_block block = row_block_at(p, a, blockIdx.x);
     if (block.rows <= 0 || arrays.state[blockIdx.x] != ROWS_PENDING) return;
     const int64_t sequence = blockIdx.x / p.heads_q % p.batch;
@@ -90,14 +91,13 @@ enum {
     LOST_MOST = 7,
 };
 
-/* The scales of the heads, a thread for each. */
-static __global__ void key_scales_kernel(const __grid_constant__ loam_problem p, const row_arrays arrays,
-                                         const half_copy copy, const head_extremes *extremes)
+/* The scales of head `h` of a sequence, number n of all. */
+static __device__ __forceinline__ key_scale key_scale_of(const loam_problem &p, const half_copy &copy,
+                                                         const head_extremes *extremes, int64_t sequence,
+                                                         int64_t h)
 {
-    const int64_t n = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (n >= p.batch * p.heads_kv) return;
-    const half_units units = half_units_of(copy, p, n / p.heads_kv, n % p.heads_kv);
-    const head_extremes x = extremes[n];
+    const half_units units = half_units_of(copy, p, sequence, h);
+    const head_extremes x = extremes[sequence * p.heads_kv + h];
     const int weight = x.weight ? x.weight - EXPONENT_OF_1 : 0,
               key = exponent_above(units.norm * units.key) - EXPONENT_OF_1,
               value = exponent_above(longest_value(units, p)) - EXPONENT_OF_1;
@@ -111,17 +111,23 @@ static __global__ void key_scales_kernel(const __grid_constant__ loam_problem p,
                       grad + vector >= VECTOR_LEAST && key - raise <= 13 &&
                       (!x.error || max(key, value) <= grad + error + LOST_MOST) &&
                       x.product <= PRODUCT_MOST + EXPONENT_OF_1;
-    local_key_scales(&p, arrays.state)[n] = { exp2f((float)grad), exp2f((float)raise), exp2f((float)-weight),
-                                              tame };
+    return { exp2f((float)grad), exp2f((float)raise), exp2f((float)-weight), tame };
 }
 
-/* The rows of heads that are not tame are those of query_kernel; a thread for each 64 rows. */
-static __global__ void leave_rows_kernel(const __grid_constant__ loam_problem p, const row_arrays arrays)
+/* The scales of the heads. The rows of heads that are not tame are those of query_kernel. A thread for each
+ * 64 rows; those of the last rows write. */
+static __global__ void key_scales_kernel(const __grid_constant__ loam_problem p, const row_arrays arrays,
+                                         const half_copy copy, const head_extremes *extremes)
 {
-    const int64_t n = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, group = p.heads_q / p.heads_kv;
-    if (n >= (int64_t)local_row_states(&p)) return;
-    const int64_t head = n / p.heads_q % p.batch * p.heads_kv + n % p.heads_q / group;
-    if (!local_key_scales(&p, arrays.state)[head].tame) arrays.state[n] = ROWS_PENDING;
+    wait_for_previous_launch();
+    const unsigned n = blockIdx.x * blockDim.x + threadIdx.x, heads_q = (unsigned)p.heads_q,
+                   h = n % heads_q / (heads_q / (unsigned)p.heads_kv),
+                   sequence = n / heads_q % (unsigned)p.batch;
+    if (n >= local_row_states(&p)) return;
+    const key_scale scale = key_scale_of(p, copy, extremes, sequence, h);
+    if (!scale.tame) arrays.state[n] = ROWS_PENDING;
+    if (n < heads_q * (unsigned)p.batch)
+        local_key_scales(&p, arrays.state)[sequence * p.heads_kv + h] = scale;
 }
 
 /* By how much what is stored of x, hi and lo, exceeds it. Products of finished rows had two parts of x. */
@@ -131,95 +137,177 @@ static __device__ __forceinline__ float excess(float x, float hi, float lo, bool
     return (hi + lo) - (finished ? first + one_part(x - first) : x);
 }
 
-/* Stores N channels of a vector of a row, times `factor`: hi parts, and lo parts where there are two. Adds
- * these channels to the product of the vector with kbar (x), and to that of the excess (y). */
+/* Stores N channels of a vector of a row, times `factor`: hi parts, and lo parts where there are two; where
+ * there is one, it is all of the vector that the products had. Returns the excess. */
 template <int N>
-static __device__ __forceinline__ void put_parts(float2 &product, uint16_t *const (&to)[2], int64_t at,
-                                                 bool two_parts, bool finished, float factor,
-                                                 const float_vector<N> &x, const float_vector<N> &kbar)
+static __device__ __forceinline__ float_vector<N> put_parts(uint16_t *const (&to)[2], int64_t at,
+                                                            bool two_parts, bool finished, float factor,
+                                                            const float_vector<N> &x)
 {
     pair_vector<N> part[2];
+    float_vector<N> over;
 #pragma unroll
     for (int c = 0; c < N; c += 2) {
         const float whole[2] = { factor * x.x[c], factor * x.x[c + 1] };
         uint32_t pair[2];
-        split_pair<__half>(pair, whole[0], whole[1]);
-        part[0].pair[c / 2] = pair[0], part[1].pair[c / 2] = pair[1];
-        const float2 hi = unpack_pair<__half>(pair[0]),
-                     lo = two_parts ? unpack_pair<__half>(pair[1]) : make_float2(0, 0);
-        product.x += x.x[c] * kbar.x[c] + x.x[c + 1] * kbar.x[c + 1];
-        product.y += excess(whole[0], hi.x, lo.x, finished) * kbar.x[c] +
-                     excess(whole[1], hi.y, lo.y, finished) * kbar.x[c + 1];
+        if (two_parts) {
+            split_pair<__half>(pair, whole[0], whole[1]);
+            part[1].pair[c / 2] = pair[1];
+        } else {
+            pair[0] = pack_pair<__half>(whole[0], whole[1]);
+        }
+        part[0].pair[c / 2] = pair[0];
+        const float2 hi = unpack_pair<__half>(pair[0]);
+        if (two_parts) {
+            const float2 lo = unpack_pair<__half>(pair[1]);
+            over.x[c] = excess(whole[0], hi.x, lo.x, finished);
+            over.x[c + 1] = excess(whole[1], hi.y, lo.y, finished);
+        } else {
+            over.x[c] = hi.x - whole[0], over.x[c + 1] = hi.y - whole[1];
+        }
     }
     *(pair_vector<N> *)(to[0] + at) = part[0];
     if (two_parts) *(pair_vector<N> *)(to[1] + at) = part[1];
+    return over;
 }
 
-/* N channels from c on of the row of do at `from`, which bulk copies can read, times `factor`; zeros beyond
- * the columns. */
-template <int N>
-static __device__ __forceinline__ pair_vector<N> scaled_gradients(const uint16_t *from, int c, int columns,
-                                                                  float factor)
+template <int N> static __device__ __forceinline__ bool is_zero(const float_vector<N> &x)
 {
-    pair_vector<N> out = {};
-    if (c + N <= columns) {
-        out = *(const pair_vector<N> *)(from + c);
-    } else {
+    bool zero = true;
 #pragma unroll
-        for (int n = 0; n < N; n++)
-            if (c + n < columns) out.pair[n / 2] |= (uint32_t)from[c + n] << n % 2 * 16;
+    for (int c = 0; c < N; c++)
+        zero &= x.x[c] == 0;
+    return zero;
+}
+
+/* The products of a vector and its excess with kbar, over the LANES lanes of a row. */
+template <int LANES, int N>
+static __device__ __forceinline__ float2 mean_products(const float_vector<N> &x, const float_vector<N> &over,
+                                                       const float_vector<N> &kbar)
+{
+    float2 sum = { 0, 0 };
+#pragma unroll
+    for (int c = 0; c < N; c++)
+        sum.x += x.x[c] * kbar.x[c], sum.y += over.x[c] * kbar.x[c];
+#pragma unroll
+    for (int step = LANES / 2; step > 0; step /= 2) {
+        sum.x += __shfl_xor_sync(0xffffffffu, sum.x, step);
+        sum.y += __shfl_xor_sync(0xffffffffu, sum.y, step);
     }
+    return sum;
+}
+
+/* N channels from c on of the row of do at `from`, which bulk copies can read; zeros beyond the columns. */
+template <int N>
+static __device__ __forceinline__ pair_vector<N> load_gradients(const uint16_t *from, int c, int columns)
+{
+    if (c + N <= columns) return *(const pair_vector<N> *)(from + c);
+    pair_vector<N> out = {};
+#pragma unroll
+    for (int n = 0; n < N; n++)
+        if (c + n < columns) out.pair[n / 2] |= (uint32_t)from[c + n] << n % 2 * 16;
+    return out;
+}
+
+template <int N>
+static __device__ __forceinline__ pair_vector<N> scaled_gradients(const pair_vector<N> &x, float factor)
+{
+    pair_vector<N> out;
 #pragma unroll
     for (int n = 0; n < N / 2; n++) {
-        const float2 x = unpack_pair<__half>(out.pair[n]);
-        out.pair[n] = pack_pair<__half>(factor * x.x, factor * x.y);
+        const float2 pair = unpack_pair<__half>(x.pair[n]);
+        out.pair[n] = pack_pair<__half>(factor * pair.x, factor * pair.y);
     }
     return out;
 }
 
-/* Writes the centres of a row, from its products. Those of finished rows are what the pass over rows has
- * taken off its products and the means that these still had. */
+/* What the pass over rows has taken off the products of a row, and the means that these still had. */
+struct row_means {
+    float rho_kbar, rho_rest, y_kbar, y_rest;
+};
+
+/* Writes the centres of a row, from its products; those of finished rows from their means. */
 static __device__ __forceinline__ void put_centres(const key_directions &out, int64_t line,
-                                                   const row_scalars &rec, bool finished,
+                                                   const row_means &own, bool finished,
                                                    const key_scale &scale, const float2 &rho, const float2 &y)
 {
     const float more_rho = rho.y / scale.probe, more_y = y.y / scale.grad;
-    out.centre[line] = finished ? make_float2(rec.rho_kbar, rec.y_kbar + (rec.y_rest + more_y))
+    out.centre[line] = finished ? make_float2(own.rho_kbar, own.y_kbar + (own.y_rest + more_y))
                                 : make_float2(rho.x, y.x + more_y);
-    out.rest[line] = finished ? rec.rho_rest + more_rho : more_rho;
+    out.rest[line] = finished ? own.rho_rest + more_rho : more_rho;
 }
 
-/* Directions and do of 64 rows of a head: a row for each warp at a time, DIM / 32 channels for each lane. */
+/* Rows of directions and do that a warp scales together: four channels for each lane, or more where it has
+ * one row at a time. */
+template <int DIM> struct scaled_rows {
+    static constexpr int channels = DIM > 128 ? DIM / 32 : 4, lanes = DIM / channels,
+                         step = ROW_WARPS * 32 / lanes, at_once = 2;
+    float_vector<channels> probe[at_once], solution[at_once];
+    pair_vector<channels> grad_o[at_once];
+    row_means means[at_once];
+};
+
+/* Stores the rows begin, begin + step, ... of a block whose rows begin at line `first`. */
+template <bool TWO_PARTS, int DIM>
+static __device__ __forceinline__ void put_scaled(const scaled_rows<DIM> &x, const key_directions &out,
+                                                  const local_saved &saved, int64_t first, int begin,
+                                                  int rows, int dim, bool finished, const key_scale &scale)
+{
+    typedef scaled_rows<DIM> S;
+    const int c = threadIdx.x % S::lanes * S::channels;
+#pragma unroll
+    for (int k = 0; k < S::at_once; k++) {
+        const int at = begin + k * S::step;
+        const int64_t line = first + min(at, rows - 1), to = line * DIM + c;
+        float2 rho = { 0, 0 }, y = { 0, 0 };
+        const auto over_rho = put_parts(out.rho, to, TWO_PARTS, finished, scale.probe, x.probe[k]),
+                   over_y = put_parts(out.y, to, TWO_PARTS, finished, scale.grad, x.solution[k]);
+        *(pair_vector<S::channels> *)(out.grad_o + to) = scaled_gradients(x.grad_o[k], scale.grad);
+        /* of finished rows nearly always exact: kbar is a third of what there is to read */
+        if (!finished || __any_sync(0xffffffffu, !(is_zero(over_rho) && is_zero(over_y)))) {
+            const auto kbar = load_channels<S::channels>(saved.kbar, line, c, dim);
+            rho = mean_products<S::lanes>(x.probe[k], over_rho, kbar);
+            y = mean_products<S::lanes>(x.solution[k], over_y, kbar);
+        }
+        if (threadIdx.x % S::lanes == 0 && at < rows)
+            put_centres(out, line, x.means[k], finished, scale, rho, y);
+    }
+}
+
+/* Directions and do of 64 rows of a head. */
 template <int DIM>
-static __global__ void __launch_bounds__(32 * ROW_WARPS)
+static __global__ void __launch_bounds__(32 * ROW_WARPS, DIM > 128 ? 2 : 3)
     scale_directions_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                             const local_saved saved, const row_arrays arrays, const key_directions out)
 {
-    constexpr int channels = DIM / 32;
+    typedef scaled_rows<DIM> S;
+    launch_dependents();
     const row_block block = row_block_at(p, a, blockIdx.x);
-    const int64_t head = blockIdx.x / p.heads_q % p.batch * p.heads_kv + block.h_kv;
+    if (block.rows <= 0) return;
+    const int64_t head = (int64_t)(blockIdx.x / (unsigned)p.heads_q % (unsigned)p.batch) * p.heads_kv +
+                         block.h_kv;
     const key_scale scale = local_key_scales(&p, arrays.state)[head];
-    if (block.rows <= 0 || !scale.tame) return;
-    const bool two_parts = arrays.state[blockIdx.x] != ROWS_ONE_PART,
-               finished = arrays.state[blockIdx.x] != ROWS_PENDING;
-    const int c = threadIdx.x % 32 * channels, dim = (int)p.dim_qk;
+    const int state = arrays.state[blockIdx.x];
+    const int c = threadIdx.x % S::lanes * S::channels, dim = (int)p.dim_qk;
     const int64_t first = local_row(&p, &block.s, block.h, block.i0);
     const uint16_t *const grads = (const uint16_t *)a.grad_o.data +
                                   LOCAL_AT(a.grad_o, block.s.b, block.h, block.s.q0 + block.i0);
-#pragma unroll 2
-    for (int at = threadIdx.x / 32; at < block.rows; at += ROW_WARPS) {
-        const int64_t line = first + at, to = line * DIM + c;
-        const auto kbar = load_channels<channels>(saved.kbar, line, c, dim),
-                   probe = load_channels<channels>(saved.rho, line, c, dim),
-                   solution = load_channels<channels>(arrays.y, line, c, dim);
-        const auto grad_o = scaled_gradients<channels>(grads + at * a.grad_o.token, c, (int)p.dim_v,
-                                                       scale.grad);
-        float2 rho = { 0, 0 }, y = { 0, 0 };
-        put_parts(rho, out.rho, to, two_parts, finished, scale.probe, probe, kbar);
-        put_parts(y, out.y, to, two_parts, finished, scale.grad, solution, kbar);
-        *(pair_vector<channels> *)(out.grad_o + to) = grad_o;
-        rho = { warp_sum(rho.x), warp_sum(rho.y) }, y = { warp_sum(y.x), warp_sum(y.y) };
-        if (threadIdx.x % 32 == 0) put_centres(out, line, arrays.record[line], finished, scale, rho, y);
+    for (int begin = threadIdx.x / S::lanes; begin < ROWS; begin += S::at_once * S::step) {
+        S x;
+#pragma unroll
+        for (int k = 0; k < S::at_once; k++) {
+            const int at = min(begin + k * S::step, block.rows - 1);
+            x.probe[k] = load_channels<S::channels>(saved.rho, first + at, c, dim);
+            x.solution[k] = load_channels<S::channels>(arrays.y, first + at, c, dim);
+            x.grad_o[k] = load_gradients<S::channels>(grads + at * a.grad_o.token, c, (int)p.dim_v);
+            const row_scalars &own = arrays.record[first + at];
+            x.means[k] = { own.rho_kbar, own.rho_rest, own.y_kbar, own.y_rest };
+        }
+        if (!scale.tame) return; /* asked only when the loads are under way */
+        if (state == ROWS_ONE_PART)
+            put_scaled<false>(x, out, saved, first, begin, block.rows, dim, true, scale);
+        else
+            put_scaled<true>(x, out, saved, first, begin, block.rows, dim, state != ROWS_PENDING, scale);
     }
 }
 
@@ -251,13 +339,11 @@ loam_status local_key_scales_half_hopper(const loam_problem *p, const loam_args 
     size_t bytes;
     const rows_plan plan = rows_plan_of(p, memory, &bytes);
     const local_saved saved = local_saved_carve(p, a->saved, NULL);
-    const int64_t heads = p->batch * p->heads_kv, states = (int64_t)local_row_states(p);
+    const int64_t states = (int64_t)local_row_states(p);
     TRY(cuda_launch("head_extremes_kernel", head_extremes_kernel, states, 32 * ROW_WARPS, 0, a->stream, false,
                     error, *p, *a, saved, *rows, plan.copy, plan.extremes));
-    TRY(cuda_launch("key_scales_kernel", key_scales_kernel, (heads + THREADS - 1) / THREADS, THREADS, 0,
-                    a->stream, false, error, *p, *rows, plan.copy, (const head_extremes *)plan.extremes));
-    return cuda_launch("leave_rows_kernel", leave_rows_kernel, (states + THREADS - 1) / THREADS, THREADS, 0,
-                       a->stream, false, error, *p, *rows);
+    return cuda_launch("key_scales_kernel", key_scales_kernel, (states + THREADS - 1) / THREADS, THREADS, 0,
+                       a->stream, true, error, *p, *rows, plan.copy, (const head_extremes *)plan.extremes);
 }
 
 loam_status local_keys_solved_half_hopper(const loam_problem *p, const loam_args *a, const row_arrays *rows,

@@ -43,7 +43,12 @@ template <class T> constexpr float key_raise = is_half<T> ? KEY_RAISE : 0;
  * probe: of products with rho. */
 struct key_folds {
     float dk, dv, error, probe;
-    bool taken; /* the head is for these kernels */
+};
+
+/* What the pass over rows found of the head (key_falls): falls, or where a probe is solved its scales. */
+struct key_range {
+    int32_t dk, dv;
+    key_scale own;
 };
 
 /* Of a kernel: numbers of type T, tiles of DIM channels, what probe there is, scores that decay or do not. */
@@ -52,6 +57,7 @@ template <class T, int DIM, int DIRECTIONS, bool DECAYED> struct key_shape {
     static constexpr int dim = DIM;
     static constexpr bool decayed = DECAYED, probed = DIRECTIONS > NO_DIRECTION,
                           solved = DIRECTIONS == SOLVED_PROBE, folded = is_half<T>;
+    static constexpr bool bounded = solved || decayed; /* else lse_of_weights keeps p to 1 */
     /* The consumers share 64 keys, and one sums dk, the other dv: these do not fit the registers of one. */
     static constexpr bool shared_keys = DIM > 128;
     static constexpr bool apart = shared_keys && solved; /* rho and y have a ring beside that of q and do */
@@ -100,22 +106,34 @@ template <class S> static __device__ __forceinline__ float unraised(const key_fo
     return !S::folded ? 1 : exp2f(-key_raise<typename S::type>) / (S::solved ? all.dk * all.dv : fold);
 }
 
-/* The folds of the keys of a block, by what the pass over rows found (key_falls); ds here has the scale
- * where there is a probe. */
 template <class S>
-static __device__ __forceinline__ key_folds key_folds_of(const loam_problem &p, const row_arrays &arrays,
-                                                         const key_block &block, unsigned n)
+static __device__ __forceinline__ key_range key_range_of(const loam_problem &p, const row_arrays &arrays,
+                                                         const key_block &block)
 {
-    if (!S::folded) return { 1, 1, 1, 1, true };
-    const int64_t sequence = n / p.heads_kv % p.batch, at = sequence * p.heads_kv + block.h_kv;
+    key_range x = {};
+    if (S::folded && S::solved) {
+        x.own = local_key_scales(&p, arrays.state)[block.head];
+    } else if (S::folded) {
+        x.dk = arrays.state[block.head];
+        if (S::probed) x.dv = arrays.state[key_falls(p) / 2 + block.head];
+    }
+    return x;
+}
+
+/* The folds; ds here has the scale where there is a probe. Its first use waits for the range: where something
+ * is loaded meanwhile it comes after those loads. */
+template <class S>
+static __device__ __forceinline__ key_folds key_folds_of(const loam_problem &p, const key_range &range)
+{
+    if (!S::folded) return { 1, 1, 1, 1 };
     if (S::solved) {
-        const key_scale own = local_key_scales(&p, arrays.state)[at];
-        return { own.grad, own.fold, own.fold / own.probe, 1 / own.probe, own.tame != 0 };
+        const key_scale &own = range.own;
+        return { own.grad, own.fold, own.fold / own.probe, 1 / own.probe };
     }
     const float scale = fabsf((float)p.scale);
     const int by_scale = S::probed && scale > 1 ? ilogbf(scale) + 1 : 0;
-    const float by_probe = S::probed ? exp2f(-(float)arrays.state[key_falls(p) / 2 + at]) : 1;
-    return { exp2f(-(float)(arrays.state[at] + by_scale)), by_probe, 1, 1, true };
+    return { exp2f(-(float)(opaque(range.dk) + by_scale)), S::probed ? exp2f(-(float)opaque(range.dv)) : 1, 1,
+             1 };
 }
 
 struct key_maps {
@@ -324,11 +342,10 @@ static __device__ __forceinline__ void produce_tiles(key_pass_shared<S> &sm, con
     }
 }
 
-/* The first four terms of a row, with the folds; zeros beyond the sequence. */
+/* The first four terms of a row, without the folds; zeros beyond the sequence. */
 template <class S>
 static __device__ __forceinline__ float4 row_terms(const row_arrays &arrays, const key_directions &directions,
-                                                   int64_t row, bool real, bool two_parts,
-                                                   const key_folds &fold)
+                                                   int64_t row, bool real, bool two_parts)
 {
     if (!real) return make_float4(0, 0, 0, 0);
     /* the first words of row_scalars: lse, gbar, gbar_rest, rho_kbar; rho_rest, y_kbar, y_rest, e */
@@ -342,19 +359,21 @@ static __device__ __forceinline__ float4 row_terms(const row_arrays &arrays, con
     const float centre = a.y + a.z + (S::solved ? y : 0);
     const float lse = S::folded && S::solved ? finite_or_zero(directions.lse[row]) : a.x;
     const float one = S::solved && (S::folded || two_parts) ? 0 : 1;
-    const float4 terms = { lse * 1.44269504f, centre, one + rho, S::probed ? b.w : 0 };
-    if (!S::folded) return terms;
-    return { terms.x - key_raise<typename S::type>, terms.y * fold.dk, terms.z * fold.dv,
-             terms.w * fold.dk * fold.dv };
+    return { S::bounded ? lse * 1.44269504f : lse_of_weights(lse), centre, one + rho, S::probed ? b.w : 0 };
+}
+
+static __device__ __forceinline__ void fold_terms(float4 &terms, const key_folds &fold)
+{
+    terms.y *= fold.dk, terms.z *= fold.dv, terms.w *= fold.dk * fold.dv;
 }
 
 /* TERM_REST of a row; 0 beyond the sequence. */
 template <class S>
 static __device__ __forceinline__ float row_rest(const row_arrays &arrays, const key_directions &directions,
-                                                 int64_t row, bool real, const key_folds &fold)
+                                                 int64_t row, bool real)
 {
     if (!real) return 0;
-    return (1 + (S::folded ? directions.rest[row] : arrays.record[row].rho_rest)) * fold.dv;
+    return 1 + (S::folded ? directions.rest[row] : arrays.record[row].rho_rest);
 }
 
 /* A stage of lo parts gets no terms. */
@@ -372,7 +391,7 @@ template <class S, unsigned TERM_WARPS>
 static __device__ __forceinline__ void produce_terms(key_pass_shared<S> &sm, const loam_problem &p,
                                                      const loam_args &a, const row_arrays &arrays,
                                                      const key_directions &directions, const key_block &block,
-                                                     const key_view &v, bool by_max, const key_folds &fold,
+                                                     const key_view &v, bool by_max, const key_range &range,
                                                      tile_walk t, unsigned &turn, unsigned &count)
 {
     const int lane = threadIdx.x % 32;
@@ -390,8 +409,8 @@ static __device__ __forceinline__ void produce_terms(key_pass_shared<S> &sm, con
 #pragma unroll
         for (int n = 0; n < S::queries / 32; n++) {
             const bool real = t.i + lane + 32 * n < v.nq;
-            own[n] = row_terms<S>(arrays, directions, row + 32 * n, real, two_parts, fold);
-            if constexpr (S::solved) rest[n] = row_rest<S>(arrays, directions, row + 32 * n, real, fold);
+            own[n] = row_terms<S>(arrays, directions, row + 32 * n, real, two_parts);
+            if constexpr (S::solved) rest[n] = row_rest<S>(arrays, directions, row + 32 * n, real);
         }
         local_decay_pair decay[S::queries / 32] = {};
 #pragma unroll
@@ -400,14 +419,16 @@ static __device__ __forceinline__ void produce_terms(key_pass_shared<S> &sm, con
             if (S::decayed && i < v.nq)
                 decay[n] = row_decay(decay_sums(a, block.s, block.first_head + t.head), i + v.up + 1);
         }
+        const key_folds fold = key_folds_of<S>(p, range);
         barrier_wait(&sm.ring.empty[stage], count / S::stages % 2 ^ 1);
 #pragma unroll
         for (int n = 0; n < S::queries / 32; n++) {
-            sm.terms[stage][TERM_LSE][lane + 32 * n] = own[n].x;
+            if (S::folded) fold_terms(own[n], fold);
+            sm.terms[stage][TERM_LSE][lane + 32 * n] = own[n].x - key_raise<typename S::type>;
             sm.terms[stage][TERM_CENTRE][lane + 32 * n] = own[n].y;
             sm.terms[stage][TERM_UNIT][lane + 32 * n] = own[n].z;
             sm.terms[stage][TERM_E][lane + 32 * n] = S::solved && by_max ? 0 : own[n].w;
-            if constexpr (S::solved) sm.terms[stage][TERM_REST][lane + 32 * n] = rest[n];
+            if constexpr (S::solved) sm.terms[stage][TERM_REST][lane + 32 * n] = rest[n] * fold.dv;
             if (S::solved && by_max) {
                 const bool real = t.i + lane + 32 * n < v.nq;
                 sm.terms[stage][TERM_PEAK][lane + 32 * n] = __int_as_float(

@@ -123,7 +123,9 @@ struct rows_launch {
     head_extremes *extremes; /* NULL where nothing asks for them */
 };
 
-/* A copy of the system for one pass (system_in_registers), and what else the passes of backward need. */
+/* A copy of the system for one pass (system_in_registers), and what else the passes of backward need. The
+ * system's own rows and ridge stay those in memory: if it referred to members beside it, the compiler would
+ * hold all of this in memory too. */
 template <int DIM, bool DECAYED, class T = __nv_bfloat16> struct rows_system {
     static constexpr int dim = DIM;
     typedef row_targets<T> row_queries;
@@ -135,7 +137,8 @@ template <int DIM, bool DECAYED, class T = __nv_bfloat16> struct rows_system {
 
     __device__ __forceinline__ rows_system(const pairs_system<DIM, DECAYED, T> &from,
                                            const rows_launch &launch, rows_count &counts)
-        : r(from.r), ridge(from.ridge), sys(system_in_registers(from, r, ridge)), all(launch), count(counts)
+        : r(from.r), ridge(from.ridge), sys(system_in_registers(from, from.r, from.ridge)), all(launch),
+          count(counts)
     {
     }
     __device__ __forceinline__ bool is_f16() const { return sys.p.dtype == LOAM_F16; }

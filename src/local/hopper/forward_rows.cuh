@@ -58,8 +58,26 @@ static __device__ __forceinline__ void narrow_tile(__half *to, const __half *til
     }
 }
 
-/* The queries of the block by bulk copy, which are made fp16 in place; count: fillings of their tile
- * before. */
+/* The queries of the block in shared memory become fp16, in units of their rows. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void narrow_queries(block_system<DIM, DECAYED, __half> &sys,
+                                                      const row_pair &r)
+{
+    float top[2], inverse[2];
+    wide_tile_tops<DIM>(top, sys.sm.query, r, sys.p.dtype == LOAM_F16);
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const float unit = unit_of_largest<__half>(quad_max(top[row]));
+        inverse[row] = power_inverse(unit);
+        sys.query_unit[row] = unit * power_inverse(sys.units.key);
+        sys.scale2[row] *= unit * sys.units.key;
+    }
+    narrow_tile<DIM>(sys.sm.query, sys.sm.query, r, inverse, sys.p.dtype == LOAM_F16);
+    fence_async_proxy();
+    __syncthreads();
+}
+
+/* The queries of the block by bulk copy, which are made fp16; count: fillings of their tile before. */
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void load_block_queries(block_system<DIM, DECAYED, __half> &sys,
                                                           unsigned count)
@@ -71,18 +89,7 @@ static __device__ __forceinline__ void load_block_queries(block_system<DIM, DECA
                        (int)block.h, (int)block.s.b);
     }
     barrier_wait(&sys.sm.query_full, count % 2);
-    float top[2], inverse[2];
-    wide_tile_tops<DIM>(top, sys.sm.query, sys.r, sys.p.dtype == LOAM_F16);
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        const float unit = unit_of_largest<__half>(quad_max(top[row]));
-        inverse[row] = power_inverse(unit);
-        sys.query_unit[row] = unit * power_inverse(sys.units.key);
-        sys.scale2[row] *= unit * sys.units.key;
-    }
-    narrow_tile<DIM>(sys.sm.query, sys.sm.query, sys.r, inverse, sys.p.dtype == LOAM_F16);
-    fence_async_proxy();
-    __syncthreads();
+    narrow_queries(sys, sys.r);
 }
 
 /* The exponent that weights of a row can have, so that fp16 holds p (direction . k - direction . kbar) for

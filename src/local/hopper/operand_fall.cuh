@@ -42,6 +42,14 @@ static __device__ __forceinline__ float row_largest(const float (&x)[BLOCKS][4],
     return quad_max(largest);
 }
 
+/* lse to base 2. Where it is large so are rounding errors of scores, which must not make p exceed 1: it is
+ * raised by as much, so that no pair needs a bound. */
+static __device__ __forceinline__ float lse_of_weights(float lse)
+{
+    const float lse2 = lse * 1.44269504f, size = fabsf(lse2);
+    return size < 4096 ? lse2 : lse2 + size * 0x1p-22f;
+}
+
 /* The smallest number that float16 rounds to infinity. */
 #define HALF_INFINITY 65520.0f
 
