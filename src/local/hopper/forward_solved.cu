@@ -266,7 +266,7 @@ template <int PARTS, int DIM> static __device__ __forceinline__ cg_tolerance pla
     if (PARTS == 2 && !has_row_matrices<DIM>) return { stop, stop, 1e-2f, 128, 0, false, 0 };
     return PARTS == 2 ? cg_tolerance{ stop, stop, 1e-2f, 28, 0.77f, false, 0 }
            : saved    ? cg_tolerance{ 6e-3f, 6e-3f, 1.8e-2f, 8, 0.62f, false, 0 }
-                      : cg_tolerance{ 6e-3f, 3e-3f, 1.2e-2f, 16, 0.77f, true, 0 };
+                      : cg_tolerance{ 6e-3f, 3e-3f, 1.2e-2f, 24, 0.77f, true, 0 };
 }
 
 /* Are steps in PARTS parts not enough for a row? */

@@ -24,8 +24,10 @@
 /* Rows must see this many keys for each channel for one part to be enough. */
 enum { FEW_KEYS = 6 };
 
-/* Rows that take more iterations stop at `late_stop`: rounding adds more to their residual. */
-enum { FEW_ITERATIONS = 4 };
+/* Rows that take more iterations stop at `late_stop`: rounding adds more to their residual. Of rows that are
+ * accepted by their residual, those that take as many as MANY_ITERATIONS stop at `stop` again: what is still
+ * to come costs more than it gains. */
+enum { FEW_ITERATIONS = 4, MANY_ITERATIONS = 16 };
 
 /* The ridge of each channel lies in the scratch where the solver of cuda/ has the image. */
 enum { VECTOR_RIDGE = VECTOR_IMAGE };
@@ -562,7 +564,9 @@ static __device__ __forceinline__ void put_ridge(const block_system<DIM, DECAYED
 static __device__ __forceinline__ bool unsolved(const cg_rows &cg, const cg_tolerance &tolerance, int row)
 {
     const float sure = 0.64f * tolerance.accept * tolerance.accept;
-    const float stop = cg.iterations[row] > FEW_ITERATIONS ? tolerance.late_stop : tolerance.stop;
+    const bool late = cg.iterations[row] > FEW_ITERATIONS &&
+                      !(tolerance.by_residual && cg.iterations[row] >= MANY_ITERATIONS);
+    const float stop = late ? tolerance.late_stop : tolerance.stop;
     return cg.rr[row] > stop * stop * cg.bb[row] ||
            (!tolerance.by_residual && cg.rr[row] * cg.most[row] > sure * cg.bb[row] * cg.least[row]);
 }
