@@ -74,7 +74,7 @@ static __device__ __forceinline__ bool solve_rows(solver_shared<DIM, __half> &sm
     return true;
 }
 
-template <int PARTS, int OF_KEYS, bool NEAR, int DIM, bool DECAYED>
+template <int PARTS, int DIM, bool DECAYED, int OF_KEYS, bool NEAR>
 __global__ void __launch_bounds__(THREADS, NEAR ? 1 : solver_blocks<DIM>)
     solved_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                          const local_saved saved, const solve_work work, const int64_t blocks,
@@ -134,7 +134,7 @@ static loam_status launch_pass(const loam_problem *p, const loam_args *a, const 
 {
     const int64_t blocks = (int64_t)row_blocks(p),
                   most = NEAR ? FEW_KEYS * p->batch * p->heads_q : most_solver_blocks<DIM>(*work);
-    return cuda_launch("solved_kernel_hopper", solved_kernel_hopper<PARTS, OF_KEYS, NEAR, DIM, DECAYED>,
+    return cuda_launch("solved_kernel_hopper", solved_kernel_hopper<PARTS, DIM, DECAYED, OF_KEYS, NEAR>,
                        most < blocks ? most : blocks, THREADS,
                        sizeof(solver_shared<DIM, __half>) + (NEAR ? near_vectors(DIM) : 0), a->stream, true,
                        error, *p, *a, *saved, *work, blocks, listed, *maps, *copy, *heavy);
