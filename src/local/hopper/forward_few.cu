@@ -418,6 +418,7 @@ static __device__ __forceinline__ void share_means(const few_cluster &c, const f
     float k[1][8][4], v[1][8][4];
     softmax_rows soft;
     sum_means<1, true, true, KEY_SHARE>(sys, soft, k, v);
+    ask_ahead(sys.ring<SHARE_STAGES>(), sys.count, sys.maps, sys.block);
     c.tell(k[0], 0);
     c.tell(v[0], SUM);
     tell_numbers(c, NUMBERS, soft.m, soft.omega);
@@ -432,6 +433,7 @@ static __device__ __forceinline__ void share_image(const few_cluster &c, const f
     const few_system sys = system_in_registers(stored, r, ridge);
     float y[1][8][4], total[2];
     sum_image<1, KEY_SHARE>(y, sys, own, total);
+    ask_ahead(sys.ring<SHARE_STAGES>(), sys.count, sys.maps, sys.block);
     c.tell(y[0], 0);
     tell_numbers(c, NUMBERS, total, total);
 }
@@ -461,6 +463,7 @@ static __device__ __forceinline__ void claim_rows(few_shared &sm, const solve_la
     row_block &rows = solver.rows;
     if (rows.rows <= 0 || is_resident<DIM>(all.p, rows) || sees_few<DIM>(all.p, rows)) solver.block = -1;
     solver.segment_tiles = segment_tiles(key_tiles(rows));
+    if (solver.block >= 0) ask_queries(solver, all.maps);
     if (solver.segment_tiles == 0) return;
     rows.first += (int)rank * solver.segment_tiles * TILE_SIDE;
     if (rank + 1 < SEGMENTS) rows.last = rows.first + solver.segment_tiles * TILE_SIDE;
@@ -481,7 +484,10 @@ static __device__ __forceinline__ bool iterate(few_cluster &c, few_system &sys, 
         const image_products nothing = {};
         const bool slow = count > 0 && too_slow<DIM>(none, tolerance, nothing, { 0, 0 }, envelope, count,
                                                      signs_told{ news.signs, SIGN_RULE });
-        if (slow || count >= tolerance.most || !(news.signs & SIGN_LIVE)) return !(news.signs & SIGN_MORE);
+        if (slow || count >= tolerance.most || !(news.signs & SIGN_LIVE)) {
+            if (c.has_keys()) drop_ahead(sys.ring<SHARE_STAGES>(), sys.count);
+            return !(news.signs & SIGN_MORE);
+        }
         c.expect(IMAGE_FRAGMENTS, DIRECTION_BYTES + LINE_BYTES);
         envelope *= tolerance.rate;
         if (c.has_keys()) share_image(c, sys, news.own);
@@ -524,7 +530,7 @@ static __device__ __forceinline__ void solve_rows(few_shared &sm, const solve_la
     few_cluster c = { sm, rank, sm.solver.segment_tiles > 0 ? (int)SEGMENTS : 1, 0, 0 };
     const cg_tolerance tolerance = plain_tolerance<1, DIM>(all.a.saved != NULL);
     sys.units = half_units_of(*all.copy, p, sm.solver.block / p.heads_q % p.batch, block.h_kv);
-    load_block_queries(sys, 0);
+    narrow_queries(sys, 0);
     if (threadIdx.x % 4 == 0)
         sm.query_unit[r.at[0]] = sys.query_unit[0], sm.query_unit[r.at[1]] = sys.query_unit[1];
     __syncthreads();
@@ -556,7 +562,10 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     __syncthreads();
     cluster_arrive();
-    if (threadIdx.x == 0) claim_rows(sm, all, rank);
+    if (threadIdx.x == 0) {
+        claim_rows(sm, all, rank);
+        wait_copied(work);
+    }
     __syncthreads();
     cluster_wait();
     if (sm.solver.block >= 0) solve_rows(sm, all, rank);

@@ -58,18 +58,20 @@ static __device__ __forceinline__ void narrow_tile(__half *to, const __half *til
     }
 }
 
-/* The queries of the block by bulk copy, which are made fp16 in place; count: fillings of their tile
- * before. */
-template <int DIM, bool DECAYED>
-static __device__ __forceinline__ void load_block_queries(block_system<DIM, DECAYED, __half> &sys,
-                                                          unsigned count)
+/* Asks for the queries of the block, sm.rows. One thread calls it. */
+template <int DIM>
+static __device__ __forceinline__ void ask_queries(solver_shared<DIM, __half> &sm, const qkv_maps &maps)
 {
-    const row_block &block = sys.block;
-    if (threadIdx.x == 0) {
-        barrier_expect(&sys.sm.query_full, DIM * TILE_SIDE * 2);
-        load_tile<DIM>(sys.sm.query, sys.maps.q, &sys.sm.query_full, (int)(block.s.q0 + block.i0),
-                       (int)block.h, (int)block.s.b);
-    }
+    const row_block &block = sm.rows;
+    barrier_expect(&sm.query_full, DIM * TILE_SIDE * 2);
+    load_tile<DIM>(sm.query, maps.q, &sm.query_full, (int)(block.s.q0 + block.i0), (int)block.h,
+                   (int)block.s.b);
+}
+
+/* Waits for the queries and makes them fp16 in place; count: fillings of their tile before. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void narrow_queries(block_system<DIM, DECAYED, __half> &sys, unsigned count)
+{
     barrier_wait(&sys.sm.query_full, count % 2);
     float top[2], inverse[2];
     wide_tile_tops<DIM>(top, sys.sm.query, sys.r, sys.p.dtype == LOAM_F16);
@@ -83,6 +85,14 @@ static __device__ __forceinline__ void load_block_queries(block_system<DIM, DECA
     narrow_tile<DIM>(sys.sm.query, sys.sm.query, sys.r, inverse, sys.p.dtype == LOAM_F16);
     fence_async_proxy();
     __syncthreads();
+}
+
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void load_block_queries(block_system<DIM, DECAYED, __half> &sys,
+                                                          unsigned count)
+{
+    if (threadIdx.x == 0) ask_queries(sys.sm, sys.maps);
+    narrow_queries(sys, count);
 }
 
 /* The exponent that weights of a row can have, so that fp16 holds p (direction . k - direction . kbar) for

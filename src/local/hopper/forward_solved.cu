@@ -46,7 +46,7 @@ static __device__ __forceinline__ bool solve_rows(solver_shared<DIM, __half> &sm
     system sys_storage = { block_system_of<DIM, DECAYED>(p, a, block, r, ridge, all.maps, sm, count,
                                                          scratch) };
     sys_storage.units = half_units_of(*all.copy, p, sm.block / p.heads_q % p.batch, block.h_kv);
-    load_block_queries(sys_storage, queries++);
+    narrow_queries(sys_storage, queries++);
     system &sys = in_memory(sys_storage);
     float lse2[2], largest[2], error2[2];
     bool finite[2], missed = false;
@@ -87,8 +87,9 @@ __global__ void __launch_bounds__(THREADS, NEAR ? 1 : solver_blocks<DIM>)
     const block_list unlisted = {}, list = { work.next_listed, work.listed, work.listed_count };
     ring_count count = { 0 };
     unsigned queries = 0;
-    /* The copy in fp16 is complete before a launch that overlaps with this one begins. */
-    if (PARTS == 2) wait_for_previous_launch();
+    /* The copy in fp16 is complete before a launch that overlaps with this one begins, but for that of
+     * forward_few.cu, which waits for the mark. */
+    if (PARTS == 2 && !NEAR) wait_for_previous_launch();
     launch_dependents();
     if (threadIdx.x == 0) {
         init_rings(sm);
@@ -99,7 +100,10 @@ __global__ void __launch_bounds__(THREADS, NEAR ? 1 : solver_blocks<DIM>)
         if (threadIdx.x == 0) {
             claim_block<PARTS, DECAYED>(sm, all, blocks, !has_row_matrices<DIM> && listed ? list : unlisted);
             if (OF_KEYS == KEY_SEGMENTS && sm.block >= 0) sm.segment_tiles = segment_tiles(key_tiles(sm.rows));
+            if (sm.block >= 0) ask_queries(sm, maps);
         }
+        if (NEAR) wait_for_previous_launch();
+        if (PARTS == 2 && DIM == TILE_SIDE && blockIdx.x == 0 && threadIdx.x == 0) mark_copied(work);
         __syncthreads();
         if (sm.block < 0) break;
         float *const scratch = work.scratch + (NEAR ? 0 : sm.scratch * (int64_t)solver_scratch(DIM));

@@ -26,9 +26,6 @@ template <int DIM, class T> struct solver_shared;
  * of the segments that ended: two, each of DIM / 2 floats of a thread. */
 enum { SEGMENT_STAGES = 7 };
 
-/* Those of a thread block that has a share of the keys (forward_few.cu). */
-enum { SHARE_STAGES = 5 };
-
 /* x, a sum of a segment, becomes that of all before it and this one, each times its scale if they have one:
  * scale[0] that of those before. */
 static __device__ __forceinline__ void add_segment(float (&x)[4], const float4 &before)

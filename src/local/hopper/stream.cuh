@@ -26,10 +26,13 @@ struct qkv_maps {
 };
 
 /* Entries that have gone through the ring; the next one's stage and parity follow. The same in all
- * threads. */
+ * threads. ahead: of a pass over keys to come, how many have been asked for (ask_ahead). */
 struct ring_count {
-    unsigned used;
+    unsigned used, ahead;
 };
+
+/* Stages of a thread block that has a share of the keys (forward_few.cu), which alone asks ahead. */
+enum { SHARE_STAGES = 5 };
 
 /* A tile of keys from key j on, and of their values where values are streamed too. */
 template <class T> struct kv_tile {
@@ -58,6 +61,7 @@ template <int DIM, bool VALUES, unsigned STAGES, class T> struct kv_stream {
     const tile_ring<DIM, STAGES, T> &ring;
     const qkv_maps &maps;
     const unsigned begin; /* entries that went through the ring before this pass */
+    const unsigned ahead; /* of this pass, those that have been asked for */
     const int tiles;
     const int first, keys;        /* of the pass; of the sequence */
     const int token, head, batch; /* of the first key in the tensor */
@@ -82,7 +86,7 @@ template <int DIM, bool VALUES, unsigned STAGES, class T> struct kv_stream {
     __device__ __forceinline__ void prologue() const
     {
         for (unsigned n = 0; threadIdx.x == 0 && n < STAGES; n++)
-            load(n);
+            if (STAGES != SHARE_STAGES || n >= ahead) load(n);
     }
     /* All threads have used tile n: its stages are filled with later entries. */
     __device__ __forceinline__ void release(int n) const
@@ -115,12 +119,33 @@ static __device__ __forceinline__ kv_stream<DIM, VALUES, STAGES, T> kv_stream_of
     return { ring,
              maps,
              count.used,
+             count.ahead,
              (block.last - block.first + TILE_SIDE - 1) / TILE_SIDE,
              block.first,
              (int)block.s.nk,
              (int)block.s.k0 + block.first,
              (int)block.h_kv,
              (int)block.s.b };
+}
+
+/* Asks for the first tiles of the next pass, which is over keys; all products of the last one have ended. */
+template <int DIM, unsigned STAGES, class T>
+static __device__ __forceinline__ void ask_ahead(const tile_ring<DIM, STAGES, T> &ring, ring_count &count,
+                                                 const qkv_maps &maps, const row_block &block)
+{
+    static_assert(STAGES == SHARE_STAGES, "other passes ask for all of their tiles");
+    const kv_stream<DIM, false, STAGES, T> stream = kv_stream_of<false>(ring, count, maps, block);
+    stream.prologue();
+    count.ahead = min(STAGES, (unsigned)stream.tiles);
+}
+
+/* Waits for tiles that were asked for, where there is another pass, or none. */
+template <int DIM, unsigned STAGES, class T>
+static __device__ __forceinline__ void drop_ahead(const tile_ring<DIM, STAGES, T> &ring, ring_count &count)
+{
+    for (; count.ahead > 0; count.ahead--, count.used++)
+        barrier_wait(&ring.full[count.used % STAGES], count.used / STAGES % 2);
+    __syncthreads();
 }
 
 /* Calls use(tiles) for all tiles of the block's keys in order. All threads of the block take part. */
@@ -212,6 +237,7 @@ static __device__ __forceinline__ void stream_pipelined(const tile_ring<DIM, STA
     wgmma_wait<0>();
     __syncthreads();
     count.used += (unsigned)stream.tiles * stream.per_tile;
+    if (STAGES == SHARE_STAGES) count.ahead = 0;
 }
 
 #endif
