@@ -152,10 +152,7 @@ struct few_cluster {
         for (int i = 0; i < COUNT; i++)
             store_cluster(to + i * 32 * (unsigned)sizeof(float4), fragment_of(x[i]), full);
     }
-    __device__ __forceinline__ void wait_parts()
-    {
-        barrier_wait(&sm.parts_full, parts++ % 2);
-    }
+    __device__ __forceinline__ void wait_parts() { barrier_wait(&sm.parts_full, parts++ % 2); }
     /* Of fragment n of a segment, what is of the thread's own row. */
     __device__ __forceinline__ float2 part(int segment, int n) const
     {
@@ -212,7 +209,8 @@ struct few_cluster {
 #pragma unroll
             for (int c = 0; c < 2; c++) {
                 const float4 *const piece = (const float4 *)(sm.solver.direction[0] +
-                                                             swizzled(row, (int)threadIdx.x % 4 * 8 + 32 * c));
+                                                             swizzled(row,
+                                                                      (int)threadIdx.x % 4 * 8 + 32 * c));
                 tell_others(piece, *piece);
             }
         }

@@ -8,6 +8,15 @@
 
 #include "src/local/hopper/forward_rows.cuh"
 
+/* Segments of the keys of a block; with fewer tiles it has one. */
+enum { SEGMENTS = 4, SEGMENTED_TILES = 24 };
+
+/* Tiles of each segment but the last, of `tiles` in all; 0: there is one segment. */
+static __device__ __forceinline__ int segment_tiles(int tiles)
+{
+    return tiles >= SEGMENTED_TILES ? (tiles + SEGMENTS - 1) / SEGMENTS : 0;
+}
+
 /* One thread calls it. */
 template <int DIM> static __device__ __forceinline__ void init_rings(solver_shared<DIM, __half> &sm)
 {

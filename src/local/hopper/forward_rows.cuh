@@ -8,6 +8,7 @@
 
 #include "src/local/cuda/forward.h"
 #include "src/local/hopper/channels.cuh"
+#include "src/local/hopper/conjugate.cuh"
 #include "src/local/hopper/heavy_work.cuh"
 
 /* A sweep over keys and, where VALUES, values, in a ring of EXTRA stages more than the solver's, which

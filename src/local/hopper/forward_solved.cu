@@ -99,7 +99,8 @@ __global__ void __launch_bounds__(THREADS, NEAR ? 1 : solver_blocks<DIM>)
         __syncthreads();
         if (threadIdx.x == 0) {
             claim_block<PARTS, DECAYED>(sm, all, blocks, !has_row_matrices<DIM> && listed ? list : unlisted);
-            if (OF_KEYS == KEY_SEGMENTS && sm.block >= 0) sm.segment_tiles = segment_tiles(key_tiles(sm.rows));
+            if (OF_KEYS == KEY_SEGMENTS && sm.block >= 0)
+                sm.segment_tiles = segment_tiles(key_tiles(sm.rows));
             if (sm.block >= 0) ask_queries(sm, maps);
         }
         if (NEAR) wait_for_previous_launch();
@@ -131,7 +132,8 @@ __global__ void __launch_bounds__(THREADS, NEAR ? 1 : solver_blocks<DIM>)
 
 /* ------------------------------------------------------------------ the launches */
 
-template <int PARTS, int DIM, bool DECAYED, int OF_KEYS = keys_of_blocks<PARTS, DIM, DECAYED>, bool NEAR = false>
+template <int PARTS, int DIM, bool DECAYED, int OF_KEYS = keys_of_blocks<PARTS, DIM, DECAYED>,
+          bool NEAR = false>
 static loam_status launch_pass(const loam_problem *p, const loam_args *a, const local_saved *saved,
                                const solve_work *work, const half_copy *copy, const heavy_work *heavy,
                                const qkv_maps *maps, bool listed, loam_error *error)
@@ -158,7 +160,7 @@ static loam_status launch_two_parts(const loam_problem *p, const loam_args *a, c
     return launch_pass<2, DIM, false>(p, a, saved, work, copy, heavy, maps, false, error);
 }
 
-/* Blocks in one part: by clusters where blocks are few, else with segments of keys where there may be some. */
+/* Blocks in one part: by clusters where they are few, else with segments of keys where there may be some. */
 template <int DIM>
 static loam_status launch_one_part(const loam_problem *p, const loam_args *a, const local_saved *saved,
                                    const solve_work *work, const half_copy *copy, const heavy_work *heavy,

@@ -7,18 +7,9 @@
 
 #include "src/local/hopper/stream.cuh"
 
-/* Keys of blocks with fewer tiles are one segment. */
-enum { SEGMENTED_TILES = 24 };
-
 /* What a sweep is over: all keys at once, all of them in segments, or the share that a thread block of a
  * cluster has. */
 enum { ALL_KEYS, KEY_SEGMENTS, KEY_SHARE };
-
-/* Tiles of each segment but the last, of `tiles` in all; 0: there is one segment. */
-static __host__ __device__ __forceinline__ int segment_tiles(int tiles)
-{
-    return tiles >= SEGMENTED_TILES ? (tiles + SEGMENTS - 1) / SEGMENTS : 0;
-}
 
 template <int DIM, class T> struct solver_shared;
 
