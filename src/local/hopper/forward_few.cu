@@ -14,6 +14,8 @@
 #include "src/local/hopper/forward_means.cuh"
 
 enum { DIM = TILE_SIDE, OWN_ROWS = ROWS / SEGMENTS, OWN_THREADS = 4 * OWN_ROWS };
+/* One that owns no row. */
+enum { IDLE_THREAD = THREADS - 1 };
 static_assert(OWN_ROWS == 16, "the rows of a warp are those of one thread block");
 
 /* Fragments that a thread has to tell of a sweep: sums, two of them in the first and in the last sweep, and
@@ -416,11 +418,11 @@ static __device__ __forceinline__ void share_means(const few_cluster &c, const f
     float k[1][8][4], v[1][8][4];
     softmax_rows soft;
     sum_means<1, true, true, KEY_SHARE>(sys, soft, k, v);
-    ask_ahead(sys.ring<SHARE_STAGES>(), sys.count, sys.maps, sys.block);
     c.tell(k[0], 0);
     c.tell(v[0], SUM);
     tell_numbers(c, NUMBERS, soft.m, soft.omega);
     tell_numbers(c, NUMBERS + 1, soft.rounded, soft.rounded);
+    ask_ahead(sys.ring<SHARE_STAGES>(), sys.count, sys.maps, sys.block, IDLE_THREAD);
 }
 
 static __device__ __forceinline__ void share_image(const few_cluster &c, const few_system &stored,
@@ -431,9 +433,9 @@ static __device__ __forceinline__ void share_image(const few_cluster &c, const f
     const few_system sys = system_in_registers(stored, r, ridge);
     float y[1][8][4], total[2];
     sum_image<1, KEY_SHARE>(y, sys, own, total);
-    ask_ahead(sys.ring<SHARE_STAGES>(), sys.count, sys.maps, sys.block);
     c.tell(y[0], 0);
     tell_numbers(c, NUMBERS, total, total);
+    ask_ahead(sys.ring<SHARE_STAGES>(), sys.count, sys.maps, sys.block, IDLE_THREAD);
 }
 
 static __device__ __forceinline__ void share_outputs(const few_cluster &c, const few_system &stored,
@@ -451,16 +453,33 @@ static __device__ __forceinline__ void share_outputs(const few_cluster &c, const
 
 /* ------------------------------------------------------------------ the kernel */
 
-/* The block of rows of this cluster, -1 where it is not for this launch, and the share of its keys that this
- * thread block has. One thread calls it. */
-static __device__ __forceinline__ void claim_rows(few_shared &sm, const solve_launch &all, unsigned rank)
+/* The number of the block of rows of this cluster. Of two thread blocks on a multiprocessor the first one gets
+ * the next block from those with the most keys on, the second one from those with the fewest: as both share
+ * the multiprocessor, none of a cluster with many keys should wait for another. One thread calls it. */
+static __device__ __forceinline__ int claim_number(const solve_work &work)
+{
+    const int blocks = (int)(gridDim.x / SEGMENTS);
+    unsigned multiprocessor;
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
+    /* Two thread blocks of each multiprocessor, at most, have a scratch: the others' marks are free. */
+    int32_t *const arrivals = work.scratch_taken + work.scratches / 3 * 2 + multiprocessor;
+    unsigned long long *const most = (unsigned long long *)work.next_block,
+                              *const fewest = (unsigned long long *)work.next_ended;
+    return atomicAdd(arrivals, 1) % 2 == 0 ? (int)atomicAdd(most, 1ull)
+                                           : blocks - 1 - (int)atomicAdd(fewest, 1ull);
+}
+
+/* The rows of block `number`, which becomes -1 where it is not for this launch, and the share of its keys that
+ * this thread block has. One thread calls it. */
+static __device__ __forceinline__ void claim_rows(few_shared &sm, const solve_launch &all, unsigned rank,
+                                                  int number)
 {
     solver_shared<DIM, __half> &solver = sm.solver;
-    solver.block = (int64_t)(blockIdx.x / SEGMENTS);
+    solver.block = number;
     solver.rows = row_block_at(all.p, all.a, solver.block);
     row_block &rows = solver.rows;
     if (rows.rows <= 0 || is_resident<DIM>(all.p, rows) || sees_few<DIM>(all.p, rows)) solver.block = -1;
-    solver.segment_tiles = segment_tiles(key_tiles(rows));
+    solver.segment_tiles = segment_tiles(rows);
     if (solver.block >= 0) ask_queries(solver, all.maps);
     if (solver.segment_tiles == 0) return;
     rows.first += (int)rank * solver.segment_tiles * TILE_SIDE;
@@ -557,15 +576,14 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         barrier_init(&sm.lines_full[0], 1 + OWN_THREADS);
         barrier_init(&sm.lines_full[1], 1 + OWN_THREADS);
         fence_barriers_cluster();
+        if (rank == 0) sm.solver.scratch = claim_number(work);
     }
-    __syncthreads();
-    cluster_arrive();
+    cluster_sync();
     if (threadIdx.x == 0) {
-        claim_rows(sm, all, rank);
+        claim_rows(sm, all, rank, cluster_load(&sm.solver.scratch, 0));
         wait_copied(work);
     }
     __syncthreads();
-    cluster_wait();
     if (sm.solver.block >= 0) solve_rows(sm, all, rank);
     /* This launch does not end before the one that it overlaps with. */
     if (blockIdx.x == 0) wait_for_previous_launch();
@@ -577,8 +595,9 @@ bool forward_few_pays(const loam_problem *p)
 {
     enum { KEYS = 4096 };
     const int64_t blocks = (int64_t)row_blocks(p), most = solve_multiprocessors();
-    return p->ridge_axes != LOAM_RIDGE_CHANNEL && p->len_kv > (SEGMENTED_TILES - 1) * TILE_SIDE &&
-           blocks <= most && blocks * KEYS <= most * p->len_kv;
+    if (p->ridge_axes == LOAM_RIDGE_CHANNEL || p->len_kv < FEW_KEYS * DIM) return false;
+    return p->len_kv <= UNSEGMENTED_KEYS ? blocks * SEGMENTS <= BLOCKS_PER_SM * most
+                                         : blocks <= most && blocks * KEYS <= most * p->len_kv;
 }
 
 loam_status forward_few(const loam_problem *p, const loam_args *a, const local_saved *saved,

@@ -8,13 +8,15 @@
 
 #include "src/local/hopper/forward_rows.cuh"
 
-/* Segments of the keys of a block; with fewer tiles it has one. */
-enum { SEGMENTS = 4, SEGMENTED_TILES = 24 };
+/* Segments of the keys of blocks with so many tiles, in sequences with more keys than this: lengths alone
+ * decide, so that bits do not depend on the number of blocks. */
+enum { SEGMENTS = 4, SEGMENTED_TILES = 7, UNSEGMENTED_KEYS = 2048 };
 
-/* Tiles of each segment but the last, of `tiles` in all; 0: there is one segment. */
-static __device__ __forceinline__ int segment_tiles(int tiles)
+/* Tiles of each segment but the last, of those that the block sees; 0: there is one segment. */
+static __device__ __forceinline__ int segment_tiles(const row_block &block)
 {
-    return tiles >= SEGMENTED_TILES ? (tiles + SEGMENTS - 1) / SEGMENTS : 0;
+    const int tiles = key_tiles(block);
+    return tiles >= SEGMENTED_TILES && block.s.nk > UNSEGMENTED_KEYS ? (tiles + SEGMENTS - 1) / SEGMENTS : 0;
 }
 
 /* One thread calls it. */

@@ -7,9 +7,9 @@
 #define LOAM_LOCAL_HOPPER_FORWARD_ROWS_CUH
 
 #include "src/local/cuda/forward.h"
-#include "src/local/hopper/channels.cuh"
 #include "src/local/hopper/conjugate.cuh"
 #include "src/local/hopper/heavy_work.cuh"
+#include "src/local/hopper/row_store.cuh"
 
 /* A sweep over keys and, where VALUES, values, in a ring of EXTRA stages more than the solver's, which
  * overwrite parts of the direction. */
@@ -221,33 +221,32 @@ static __device__ __forceinline__ void put_output(const SYSTEM &sys, const cg_ro
     const auto vbar = sys.vector(VECTOR_VBAR);
     const float value = sys.units.value,
                 unit[2] = { cg.unit[0] * image_unit(sys, own, 0), cg.unit[1] * image_unit(sys, own, 1) };
+    const bool pieces = rows_are_pieces(a.o, (int)sys.p.dim_v);
     float bad[2] = { 0, 0 };
-    uint16_t *to[2];
     float means[DIM <= 64 ? DIM / 2 : 1]; /* all loads before any store, where registers allow */
 #pragma unroll
     for (int n = 0; DIM <= 64 && n < DIM / 2; n++)
         means[n] = vbar.get(n);
 #pragma unroll
-    for (int row = 0; row < 2; row++) {
-        to[row] = (uint16_t *)a.o.data +
-                  LOCAL_AT(a.o, sys.block.s.b, sys.block.h, sys.block.s.q0 + sys.block.i0 + sys.r.at[row]);
-    }
+    for (int row = 0; row < SYSTEM::rows; row++) {
+        void *const to = (uint16_t *)a.o.data + LOCAL_AT(a.o, sys.block.s.b, sys.block.h,
+                                                         sys.block.s.q0 + sys.block.i0 + sys.r.at[row]);
+        float2 out[DIM / 8];
 #pragma unroll
-    for (int n = 0; n < DIM / 8; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-            const int row = e / 2, at = 4 * n + e;
-            float out[2];
+        for (int n = 0; n < DIM / 8; n++) {
+            float *const pair = &out[n].x;
 #pragma unroll
             for (int c = 0; c < 2; c++) {
-                const float mean = DIM <= 64 ? means[at + c] : vbar.get(at + c);
-                out[c] = value * (mean - unit[row] * (sums[n / 8][n % 8][e + c] - total[row] * mean));
-                bad[row] += out[c] * 0;
+                const int at = 4 * n + 2 * row + c;
+                const float mean = DIM <= 64 ? means[at] : vbar.get(at);
+                pair[c] = value * (mean - unit[row] * (sums[n / 8][n % 8][2 * row + c] - total[row] * mean));
+                bad[row] += pair[c] * 0;
             }
-            if (sys.r.real[row])
-                store_channels(to[row], sys.p.dtype == LOAM_F16, column_of(n, 0), (int)sys.p.dim_v, out[0],
-                               out[1]);
         }
+        if (sys.p.dtype == LOAM_F16)
+            store_row((__half *)to, sys.r.real[row], pieces, 0, (int)sys.p.dim_v, out);
+        else
+            store_row((__nv_bfloat16 *)to, sys.r.real[row], pieces, 0, (int)sys.p.dim_v, out);
     }
     finite[0] = quad_sum(bad[0]) == 0, finite[1] = quad_sum(bad[1]) == 0;
 }

@@ -99,8 +99,7 @@ __global__ void __launch_bounds__(THREADS, NEAR ? 1 : solver_blocks<DIM>)
         __syncthreads();
         if (threadIdx.x == 0) {
             claim_block<PARTS, DECAYED>(sm, all, blocks, !has_row_matrices<DIM> && listed ? list : unlisted);
-            if (OF_KEYS == KEY_SEGMENTS && sm.block >= 0)
-                sm.segment_tiles = segment_tiles(key_tiles(sm.rows));
+            if (OF_KEYS == KEY_SEGMENTS && sm.block >= 0) sm.segment_tiles = segment_tiles(sm.rows);
             if (sm.block >= 0) ask_queries(sm, maps);
         }
         if (NEAR) wait_for_previous_launch();
@@ -140,10 +139,12 @@ static loam_status launch_pass(const loam_problem *p, const loam_args *a, const 
 {
     const int64_t blocks = (int64_t)row_blocks(p),
                   most = NEAR ? FEW_KEYS * p->batch * p->heads_q : most_solver_blocks<DIM>(*work);
-    return cuda_launch("solved_kernel_hopper", solved_kernel_hopper<PARTS, DIM, DECAYED, OF_KEYS, NEAR>,
-                       most < blocks ? most : blocks, THREADS,
-                       sizeof(solver_shared<DIM, __half>) + (NEAR ? near_vectors(DIM) : 0), a->stream, true,
-                       error, *p, *a, *saved, *work, blocks, listed, *maps, *copy, *heavy);
+    const unsigned cluster = NEAR && most <= blocks ? FEW_KEYS : 1;
+    return cuda_launch_clusters(
+        "solved_kernel_hopper", solved_kernel_hopper<PARTS, DIM, DECAYED, OF_KEYS, NEAR>,
+        most < blocks ? most : blocks, cluster, THREADS,
+        sizeof(solver_shared<DIM, __half>) + (NEAR ? near_vectors(DIM) : 0), a->stream, true, error, *p, *a,
+        *saved, *work, blocks, listed, *maps, *copy, *heavy);
 }
 
 /* Blocks with few keys in two parts. Where blocks are few, those of a causal sequence, without a window, are
@@ -154,7 +155,7 @@ static loam_status launch_two_parts(const loam_problem *p, const loam_args *a, c
                                     const qkv_maps *maps, loam_error *error)
 {
     if constexpr (DIM == TILE_SIDE)
-        if (forward_few_pays(p) && p->window == 0)
+        if (forward_few_pays(p) && p->window == 0 && p->len_q <= p->len_kv)
             return launch_pass<2, DIM, false, ALL_KEYS, true>(p, a, saved, work, copy, heavy, maps, false,
                                                               error);
     return launch_pass<2, DIM, false>(p, a, saved, work, copy, heavy, maps, false, error);
@@ -168,7 +169,7 @@ static loam_status launch_one_part(const loam_problem *p, const loam_args *a, co
 {
     if (DIM == TILE_SIDE && forward_few_pays(p))
         return forward_few(p, a, saved, work, copy, heavy, maps, error);
-    if (p->len_kv <= (SEGMENTED_TILES - 1) * TILE_SIDE)
+    if (p->len_kv <= UNSEGMENTED_KEYS)
         return launch_pass<1, DIM, false, ALL_KEYS>(p, a, saved, work, copy, heavy, maps, false, error);
     return launch_pass<1, DIM, false>(p, a, saved, work, copy, heavy, maps, false, error);
 }

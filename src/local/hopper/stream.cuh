@@ -83,9 +83,9 @@ template <int DIM, bool VALUES, unsigned STAGES, class T> struct kv_stream {
         barrier_wait(&ring.full[entry % STAGES], entry / STAGES % 2);
         if (rarely(j + TILE_SIDE > keys)) clear_tail_block<DIM>(ring.stage[entry % STAGES], keys - j);
     }
-    __device__ __forceinline__ void prologue() const
+    __device__ __forceinline__ void prologue(unsigned thread = 0) const
     {
-        for (unsigned n = 0; threadIdx.x == 0 && n < STAGES; n++)
+        for (unsigned n = 0; threadIdx.x == thread && n < STAGES; n++)
             if (STAGES != SHARE_STAGES || n >= ahead) load(n);
     }
     /* All threads have used tile n: its stages are filled with later entries. */
@@ -128,14 +128,16 @@ static __device__ __forceinline__ kv_stream<DIM, VALUES, STAGES, T> kv_stream_of
              (int)block.s.b };
 }
 
-/* Asks for the first tiles of the next pass, which is over keys; all products of the last one have ended. */
+/* A thread asks for the first tiles of the next pass, which is over keys; all products of the last one have
+ * ended. */
 template <int DIM, unsigned STAGES, class T>
 static __device__ __forceinline__ void ask_ahead(const tile_ring<DIM, STAGES, T> &ring, ring_count &count,
-                                                 const qkv_maps &maps, const row_block &block)
+                                                 const qkv_maps &maps, const row_block &block,
+                                                 unsigned thread)
 {
     static_assert(STAGES == SHARE_STAGES, "other passes ask for all of their tiles");
     const kv_stream<DIM, false, STAGES, T> stream = kv_stream_of<false>(ring, count, maps, block);
-    stream.prologue();
+    stream.prologue(thread);
     count.ahead = min(STAGES, (unsigned)stream.tiles);
 }
 
