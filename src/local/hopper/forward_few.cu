@@ -453,9 +453,9 @@ static __device__ __forceinline__ void share_outputs(const few_cluster &c, const
 
 /* ------------------------------------------------------------------ the kernel */
 
-/* The number of the block of rows of this cluster. Of two thread blocks on a multiprocessor the first one gets
- * the next block from those with the most keys on, the second one from those with the fewest: as both share
- * the multiprocessor, none of a cluster with many keys should wait for another. One thread calls it. */
+/* The number of the block of rows of this cluster. Of two thread blocks on a multiprocessor the first one
+ * gets a block with the most keys that are left, the second one with the fewest: they share its time. One
+ * thread calls it. */
 static __device__ __forceinline__ int claim_number(const solve_work &work)
 {
     const int blocks = (int)(gridDim.x / SEGMENTS);
@@ -469,8 +469,8 @@ static __device__ __forceinline__ int claim_number(const solve_work &work)
                                            : blocks - 1 - (int)atomicAdd(fewest, 1ull);
 }
 
-/* The rows of block `number`, which becomes -1 where it is not for this launch, and the share of its keys that
- * this thread block has. One thread calls it. */
+/* The rows of block `number`, which becomes -1 where it is not for this launch, and the share of its keys
+ * that this thread block has. One thread calls it. */
 static __device__ __forceinline__ void claim_rows(few_shared &sm, const solve_launch &all, unsigned rank,
                                                   int number)
 {
