@@ -453,32 +453,18 @@ static __device__ __forceinline__ void share_outputs(const few_cluster &c, const
 
 /* ------------------------------------------------------------------ the kernel */
 
-/* The number of the block of rows of this cluster. Of two thread blocks on a multiprocessor the first one
- * gets a block with the most keys that are left, the second one with the fewest: they share its time. One
- * thread calls it. */
-static __device__ __forceinline__ int claim_number(const solve_work &work)
-{
-    const int blocks = (int)(gridDim.x / SEGMENTS);
-    unsigned multiprocessor;
-    asm volatile("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
-    /* Two thread blocks of each multiprocessor, at most, have a scratch: the others' marks are free. */
-    int32_t *const arrivals = work.scratch_taken + work.scratches / 3 * 2 + multiprocessor;
-    unsigned long long *const most = (unsigned long long *)work.next_block,
-                              *const fewest = (unsigned long long *)work.next_ended;
-    return atomicAdd(arrivals, 1) % 2 == 0 ? (int)atomicAdd(most, 1ull)
-                                           : blocks - 1 - (int)atomicAdd(fewest, 1ull);
-}
-
-/* The rows of block `number`, which becomes -1 where it is not for this launch, and the share of its keys
- * that this thread block has. One thread calls it. */
+/* The block of rows of this cluster, -1 where it is not for this launch, and the share of its keys that this
+ * thread block has. least: tiles of keys that blocks of this launch see. One thread calls it. */
 static __device__ __forceinline__ void claim_rows(few_shared &sm, const solve_launch &all, unsigned rank,
-                                                  int number)
+                                                  int least)
 {
     solver_shared<DIM, __half> &solver = sm.solver;
-    solver.block = number;
+    solver.block = (int64_t)(blockIdx.x / SEGMENTS);
     solver.rows = row_block_at(all.p, all.a, solver.block);
     row_block &rows = solver.rows;
-    if (rows.rows <= 0 || is_resident<DIM>(all.p, rows) || sees_few<DIM>(all.p, rows)) solver.block = -1;
+    if (rows.rows <= 0 || is_resident<DIM>(all.p, rows) || sees_few<DIM>(all.p, rows) ||
+        key_tiles(rows) < least)
+        solver.block = -1;
     solver.segment_tiles = segment_tiles(rows);
     if (solver.block >= 0) ask_queries(solver, all.maps);
     if (solver.segment_tiles == 0) return;
@@ -563,7 +549,8 @@ static __device__ __forceinline__ void solve_rows(few_shared &sm, const solve_la
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     few_kernel(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                const local_saved saved, const solve_work work, const __grid_constant__ qkv_maps maps,
-               const __grid_constant__ half_copy copy, const __grid_constant__ heavy_work heavy)
+               const __grid_constant__ half_copy copy, const __grid_constant__ heavy_work heavy,
+               const int least)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     few_shared &sm = *(few_shared *)swizzled_memory;
@@ -576,14 +563,12 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         barrier_init(&sm.lines_full[0], 1 + OWN_THREADS);
         barrier_init(&sm.lines_full[1], 1 + OWN_THREADS);
         fence_barriers_cluster();
-        if (rank == 0) sm.solver.scratch = claim_number(work);
-    }
-    cluster_sync();
-    if (threadIdx.x == 0) {
-        claim_rows(sm, all, rank, cluster_load(&sm.solver.scratch, 0));
-        wait_copied(work);
     }
     __syncthreads();
+    cluster_arrive();
+    if (threadIdx.x == 0) claim_rows(sm, all, rank, least);
+    __syncthreads();
+    cluster_wait();
     if (sm.solver.block >= 0) solve_rows(sm, all, rank);
     /* This launch does not end before the one that it overlaps with. */
     if (blockIdx.x == 0) wait_for_previous_launch();
@@ -600,11 +585,18 @@ bool forward_few_pays(const loam_problem *p)
                                          : blocks <= most && blocks * KEYS <= most * p->len_kv;
 }
 
+int forward_few_tiles(const loam_problem *p)
+{
+    enum { APART = 11 };
+    const bool at_once = (int64_t)row_blocks(p) * SEGMENTS <= BLOCKS_PER_SM * solve_multiprocessors();
+    return p->len_kv > UNSEGMENTED_KEYS && p->causal && at_once ? (int)APART : 0;
+}
+
 loam_status forward_few(const loam_problem *p, const loam_args *a, const local_saved *saved,
                         const solve_work *work, const half_copy *copy, const heavy_work *heavy,
                         const qkv_maps *maps, loam_error *error)
 {
     return cuda_launch_clusters("few_kernel", few_kernel, (int64_t)row_blocks(p) * SEGMENTS, SEGMENTS,
                                 THREADS, sizeof(few_shared), a->stream, true, error, *p, *a, *saved, *work,
-                                *maps, *copy, *heavy);
+                                *maps, *copy, *heavy, forward_few_tiles(p));
 }

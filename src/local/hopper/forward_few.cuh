@@ -5,26 +5,15 @@
 
 #include "src/local/hopper/heavy_work.cuh"
 
-/* The mark that the copy in fp16 is complete, for a launch that may begin before it is: a counter that blocks
- * with 64 channels have no other use for. One thread calls them, and no other one of the waiting thread block
- * asks for copies of keys. */
-static __device__ __forceinline__ void mark_copied(const solve_work &work)
-{
-    asm volatile("st.release.gpu.global.s64 [%0], %1;" ::"l"(work.next_listed), "l"(1ll) : "memory");
-}
-static __device__ __forceinline__ void wait_copied(const solve_work &work)
-{
-    long long mark = 0;
-    while (mark == 0)
-        asm volatile("ld.acquire.gpu.global.s64 %0, [%1];" : "=l"(mark) : "l"(work.next_listed) : "memory");
-    asm volatile("fence.proxy.async;" ::: "memory");
-}
-
 /* Is it faster than that of forward_solved.cu? The bits are the same. */
 bool forward_few_pays(const loam_problem *p);
 
-/* Queues what blocks write that take one part, and lists those that need row matrices. maps: of the copies in
- * fp16. */
+/* Tiles of keys that a block must see to be for it. Where its clusters, all at once, fill the multiprocessors
+ * that come in fours, those with fewer keys have time enough on the others, each in one thread block. */
+int forward_few_tiles(const loam_problem *p);
+
+/* Queues what blocks write that take one part and see so many tiles, and lists those that need row matrices.
+ * maps: of the copies in fp16. */
 loam_status forward_few(const loam_problem *p, const loam_args *a, const local_saved *saved,
                         const solve_work *work, const half_copy *copy, const heavy_work *heavy,
                         const qkv_maps *maps, loam_error *error);

@@ -10,7 +10,7 @@
 
 /* Segments of the keys of blocks with so many tiles, in sequences with more keys than this: lengths alone
  * decide, so that bits do not depend on the number of blocks. */
-enum { SEGMENTS = 4, SEGMENTED_TILES = 7, UNSEGMENTED_KEYS = 2048 };
+enum { SEGMENTS = 4, SEGMENTED_TILES = 7, UNSEGMENTED_KEYS = 23 * TILE_SIDE };
 
 /* Tiles of each segment but the last, of those that the block sees; 0: there is one segment. */
 static __device__ __forceinline__ int segment_tiles(const row_block &block)

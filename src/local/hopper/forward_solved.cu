@@ -74,11 +74,27 @@ static __device__ __forceinline__ bool solve_rows(solver_shared<DIM, __half> &sm
     return true;
 }
 
+/* claim_block of those blocks in one part that see fewer tiles than `below`, which come last. */
+template <int DIM>
+static __device__ __forceinline__ void claim_below(solver_shared<DIM, __half> &sm, const solve_launch &all,
+                                                   int64_t blocks, int below)
+{
+    for (;;) {
+        sm.block = blocks - 1 - (int64_t)atomicAdd((unsigned long long *)all.work.next_block, 1ull);
+        if (sm.block < 0) break;
+        sm.rows = row_block_at(all.p, all.a, sm.block);
+        if (sm.rows.rows > 0 && key_tiles(sm.rows) < below && !is_resident<DIM>(all.p, sm.rows) &&
+            !sees_few<DIM>(all.p, sm.rows))
+            return;
+    }
+    sm.block = -1;
+}
+
 template <int PARTS, int DIM, bool DECAYED, int OF_KEYS, bool NEAR>
 __global__ void __launch_bounds__(THREADS, NEAR ? 1 : solver_blocks<DIM>)
     solved_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                          const local_saved saved, const solve_work work, const int64_t blocks,
-                         const bool listed, const __grid_constant__ qkv_maps maps,
+                         const bool listed, const int below, const __grid_constant__ qkv_maps maps,
                          const __grid_constant__ half_copy copy, const __grid_constant__ heavy_work heavy)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
@@ -87,10 +103,9 @@ __global__ void __launch_bounds__(THREADS, NEAR ? 1 : solver_blocks<DIM>)
     const block_list unlisted = {}, list = { work.next_listed, work.listed, work.listed_count };
     ring_count count = { 0 };
     unsigned queries = 0;
-    /* The copy in fp16 is complete before a launch that overlaps with this one begins, but for that of
-     * forward_few.cu, which waits for the mark. */
+    /* The copy in fp16 is complete before a launch that overlaps with this one begins. */
     if (PARTS == 2 && !NEAR) wait_for_previous_launch();
-    launch_dependents();
+    if (!NEAR) launch_dependents();
     if (threadIdx.x == 0) {
         init_rings(sm);
         if (!NEAR) sm.scratch = claim_scratch(work);
@@ -98,12 +113,18 @@ __global__ void __launch_bounds__(THREADS, NEAR ? 1 : solver_blocks<DIM>)
     for (;;) {
         __syncthreads();
         if (threadIdx.x == 0) {
-            claim_block<PARTS, DECAYED>(sm, all, blocks, !has_row_matrices<DIM> && listed ? list : unlisted);
+            if (OF_KEYS == KEY_SEGMENTS && below > 0)
+                claim_below(sm, all, blocks, below);
+            else
+                claim_block<PARTS, DECAYED>(sm, all, blocks,
+                                            !has_row_matrices<DIM> && listed ? list : unlisted);
             if (OF_KEYS == KEY_SEGMENTS && sm.block >= 0) sm.segment_tiles = segment_tiles(sm.rows);
             if (sm.block >= 0) ask_queries(sm, maps);
         }
-        if (NEAR) wait_for_previous_launch();
-        if (PARTS == 2 && DIM == TILE_SIDE && blockIdx.x == 0 && threadIdx.x == 0) mark_copied(work);
+        if (NEAR) {
+            wait_for_previous_launch();
+            launch_dependents();
+        }
         __syncthreads();
         if (sm.block < 0) break;
         float *const scratch = work.scratch + (NEAR ? 0 : sm.scratch * (int64_t)solver_scratch(DIM));
@@ -135,16 +156,19 @@ template <int PARTS, int DIM, bool DECAYED, int OF_KEYS = keys_of_blocks<PARTS, 
           bool NEAR = false>
 static loam_status launch_pass(const loam_problem *p, const loam_args *a, const local_saved *saved,
                                const solve_work *work, const half_copy *copy, const heavy_work *heavy,
-                               const qkv_maps *maps, bool listed, loam_error *error)
+                               const qkv_maps *maps, bool listed, loam_error *error, int below = 0)
 {
-    const int64_t blocks = (int64_t)row_blocks(p),
-                  most = NEAR ? FEW_KEYS * p->batch * p->heads_q : most_solver_blocks<DIM>(*work);
+    const int64_t blocks = (int64_t)row_blocks(p), heads = p->batch * p->heads_q,
+                  most = NEAR        ? FEW_KEYS * heads
+                         : below > 0 ? (below - FEW_KEYS) * heads
+                                     : most_solver_blocks<DIM>(*work);
+    /* Neighbours, so that others that come in fours find place. */
     const unsigned cluster = NEAR && most <= blocks ? FEW_KEYS : 1;
     return cuda_launch_clusters(
         "solved_kernel_hopper", solved_kernel_hopper<PARTS, DIM, DECAYED, OF_KEYS, NEAR>,
         most < blocks ? most : blocks, cluster, THREADS,
         sizeof(solver_shared<DIM, __half>) + (NEAR ? near_vectors(DIM) : 0), a->stream, true, error, *p, *a,
-        *saved, *work, blocks, listed, *maps, *copy, *heavy);
+        *saved, *work, blocks, listed, below, *maps, *copy, *heavy);
 }
 
 /* Blocks with few keys in two parts. Where blocks are few, those of a causal sequence, without a window, are
@@ -167,8 +191,12 @@ static loam_status launch_one_part(const loam_problem *p, const loam_args *a, co
                                    const solve_work *work, const half_copy *copy, const heavy_work *heavy,
                                    const qkv_maps *maps, loam_error *error)
 {
-    if (DIM == TILE_SIDE && forward_few_pays(p))
-        return forward_few(p, a, saved, work, copy, heavy, maps, error);
+    if (DIM == TILE_SIDE && forward_few_pays(p)) {
+        const int below = forward_few_tiles(p);
+        TRY(forward_few(p, a, saved, work, copy, heavy, maps, error));
+        if (below == 0) return LOAM_OK;
+        return launch_pass<1, DIM, false>(p, a, saved, work, copy, heavy, maps, false, error, below);
+    }
     if (p->len_kv <= UNSEGMENTED_KEYS)
         return launch_pass<1, DIM, false, ALL_KEYS>(p, a, saved, work, copy, heavy, maps, false, error);
     return launch_pass<1, DIM, false>(p, a, saved, work, copy, heavy, maps, false, error);
