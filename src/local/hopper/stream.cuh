@@ -31,8 +31,11 @@ struct ring_count {
     unsigned used, ahead;
 };
 
-/* Stages of a thread block that has a share of the keys (forward_few.cu), which alone asks ahead. */
+/* Stages of a thread block that has a share of the keys of 64 channels (forward_few.cu), which alone asks
+ * ahead; wider tiles may have as many. */
 enum { SHARE_STAGES = 5 };
+template <int DIM, unsigned STAGES>
+constexpr bool asks_ahead = STAGES == (unsigned)SHARE_STAGES &&DIM == TILE_SIDE;
 
 /* A tile of keys from key j on, and of their values where values are streamed too. */
 template <class T> struct kv_tile {
@@ -86,7 +89,7 @@ template <int DIM, bool VALUES, unsigned STAGES, class T> struct kv_stream {
     __device__ __forceinline__ void prologue(unsigned thread = 0) const
     {
         for (unsigned n = 0; threadIdx.x == thread && n < STAGES; n++)
-            if (STAGES != SHARE_STAGES || n >= ahead) load(n);
+            if (!asks_ahead<DIM, STAGES> || n >= ahead) load(n);
     }
     /* All threads have used tile n: its stages are filled with later entries. */
     __device__ __forceinline__ void release(int n) const
@@ -135,7 +138,7 @@ static __device__ __forceinline__ void ask_ahead(const tile_ring<DIM, STAGES, T>
                                                  const qkv_maps &maps, const row_block &block,
                                                  unsigned thread)
 {
-    static_assert(STAGES == SHARE_STAGES, "other passes ask for all of their tiles");
+    static_assert(asks_ahead<DIM, STAGES>, "other passes ask for all of their tiles");
     const kv_stream<DIM, false, STAGES, T> stream = kv_stream_of<false>(ring, count, maps, block);
     stream.prologue(thread);
     count.ahead = min(STAGES, (unsigned)stream.tiles);
@@ -239,7 +242,7 @@ static __device__ __forceinline__ void stream_pipelined(const tile_ring<DIM, STA
     wgmma_wait<0>();
     __syncthreads();
     count.used += (unsigned)stream.tiles * stream.per_tile;
-    if (STAGES == SHARE_STAGES) count.ahead = 0;
+    if (asks_ahead<DIM, STAGES>) count.ahead = 0;
 }
 
 #endif
