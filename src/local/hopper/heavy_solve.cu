@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     solver_shared<DIM, __half> &sm = *(solver_shared<DIM, __half> *)swizzled_memory;
     const solve_launch all = { p, a, saved, work, maps, &copy, &heavy };
     const heavy_launch launch = { all, wave };
-    wait_for_previous_launch();
     launch_dependents();
+    wait_for_previous_launch();
     if (wave_blocks(heavy, work, wave) <= 0) return;
     ring_count count = { 0 };
     init_barriers(sm);
@@ -357,9 +357,9 @@ __global__ void __launch_bounds__(THREADS, MATRIX_BLOCKS)
     matrix_shared<DIM> &sm = *(matrix_shared<DIM> *)swizzled_memory;
     const solve_launch all = { p, a, saved, work, maps, &copy, &heavy };
     const heavy_launch launch = { all, wave };
-    wait_for_previous_launch();
     launch_dependents();
     init_matrices(sm);
+    wait_for_previous_launch();
     const int64_t pieces = wave_blocks(heavy, work, wave) * (ROWS / MATRIX_ROWS);
     for (int64_t piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
         const int64_t place = piece / (ROWS / MATRIX_ROWS), n = wave.base + place, number = heavy.listed[n];
@@ -498,8 +498,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     solver_shared<DIM, __half> &sm = *(solver_shared<DIM, __half> *)swizzled_memory;
     const solve_launch all = { p, a, saved, work, maps, &copy, &heavy };
     const heavy_launch launch = { all, wave };
-    wait_for_previous_launch();
     launch_dependents();
+    wait_for_previous_launch();
     if (wave_blocks(heavy, work, wave) <= 0) return;
     float *const scratch = work.scratch + (int64_t)blockIdx.x * VECTORS * (DIM / 2) * THREADS;
     ring_count count = { 0 };

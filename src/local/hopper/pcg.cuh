@@ -4,6 +4,7 @@
 #ifndef LOAM_LOCAL_HOPPER_PCG_CUH
 #define LOAM_LOCAL_HOPPER_PCG_CUH
 
+#include "src/local/hopper/conjugate.cuh"
 #include "src/local/hopper/heavy_work.cuh"
 
 /* The norm of a residual as operand of its factor. */
