@@ -587,7 +587,7 @@ bool forward_few_pays(const loam_problem *p)
 
 int forward_few_tiles(const loam_problem *p)
 {
-    enum { APART = 11 };
+    enum { APART = 10 };
     const bool at_once = (int64_t)row_blocks(p) * SEGMENTS <= BLOCKS_PER_SM * solve_multiprocessors();
     return p->len_kv > UNSEGMENTED_KEYS && p->causal && at_once ? (int)APART : 0;
 }
