@@ -6,13 +6,7 @@
 #include "src/gpu/hopper.cuh"
 #include "src/gpu/launch.cuh"
 
-/* Thread blocks of the cluster, 1 where the launch has none; the number of this one. */
-static __device__ __forceinline__ unsigned cluster_size()
-{
-    unsigned size;
-    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
-    return size;
-}
+/* The number of this thread block in its cluster. */
 static __device__ __forceinline__ unsigned cluster_rank()
 {
     unsigned rank;

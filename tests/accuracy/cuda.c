@@ -14,7 +14,7 @@ enum { SEED = 31, SKIPPED = 77, LONG_QUERIES = 64, SHORT = 512 };
 static const int64_t lengths[] = { 64, 496, 512, 1024, 4096 };
 static const sample_kind kinds[] = { SAMPLE_NORMAL, SAMPLE_UNIT,     SAMPLE_ANISO,  SAMPLE_SHIFT_4,
                                      SAMPLE_ROPE,   SAMPLE_LAYER_20, SAMPLE_LAYER_3 };
-enum { LENGTHS = 5, KINDS = 7, MOST_DIMS = 6 };
+enum { LENGTHS = 5, KINDS = 7, MOST_DIMS = 6, MOST_TYPES = 2 };
 
 /* Head dimensions. */
 typedef struct sizes {
@@ -77,88 +77,138 @@ static bounds bounds_of_f32(sample_kind kind, const variant *v)
 
 /* The worst of all lengths and dimensions. */
 typedef struct line {
+    loam_dtype dtype;
+    bounds bound;
     distance worst[PARTS];
     bool there[PARTS], finite, beyond;
 } line;
 
-static void add_case(line *l, const char *isa, loam_dtype dtype, const variant *v, sample_kind kind,
-                     int64_t len, int64_t dim, const bounds *b)
+static line line_of(loam_dtype dtype, const variant *v, sample_kind kind)
 {
-    sample s = sample_make(kind, dtype == LOAM_F32 ? GRID_F32 : GRID_HALVES, len > SHORT ? LONG_QUERIES : len,
-                           len, dim, 1 / sqrt((double)dim), SEED);
-    question ask = { .mechanism = v->mechanism, .dtype = LOAM_F64, .ridge = v->ridge, .gradients = true };
-    answer want = answer_make(&s, &ask);
-    ask.dtype = dtype, ask.isa = isa;
-    answer got = answer_make(&s, &ask);
-    l->finite &= answer_finite(&s, &got);
+    return (line){ .dtype = dtype,
+                   .bound = dtype == LOAM_F32   ? bounds_of_f32(kind, v)
+                            : dtype == LOAM_F16 ? bounds_of_half(kind, v)
+                                                : bounds_of_bf16(kind, v),
+                   .finite = true };
+}
+
+static void add_answer(line *l, const sample *s, const answer *want, const answer *got)
+{
+    l->finite &= answer_finite(s, got);
     for (int which = 0; which < PARTS; which++) {
-        if (!want.x[which]) continue;
-        const distance d = measure(&s, &want, &got, (part)which);
+        if (!want->x[which]) continue;
+        const distance d = measure(s, want, got, (part)which);
         l->there[which] = true;
         l->worst[which].whole = fmax(l->worst[which].whole, d.whole);
         l->worst[which].row = fmax(l->worst[which].row, d.row);
-        l->beyond |= !(d.whole <= b->of[which]) || !(d.row <= ROW_FACTOR * b->of[which]);
+        l->beyond |= !(d.whole <= l->bound.of[which]) || !(d.row <= ROW_FACTOR * l->bound.of[which]);
+    }
+}
+
+/* The lines are of types that share a grid, and so the answer of float64, which takes most of the time. */
+static void add_case(line *lines, int count, const char *isa, const variant *v, sample_kind kind, int64_t len,
+                     int64_t dim)
+{
+    sample s = sample_make(kind, lines[0].dtype == LOAM_F32 ? GRID_F32 : GRID_HALVES,
+                           len > SHORT ? LONG_QUERIES : len, len, dim, 1 / sqrt((double)dim), SEED);
+    question ask = { .mechanism = v->mechanism, .dtype = LOAM_F64, .ridge = v->ridge, .gradients = true };
+    answer want = answer_make(&s, &ask);
+    ask.isa = isa;
+    for (int n = 0; n < count; n++) {
+        ask.dtype = lines[n].dtype;
+        answer got = answer_make(&s, &ask);
+        add_answer(&lines[n], &s, &want, &got);
+        answer_free(&got);
     }
     answer_free(&want);
-    answer_free(&got);
     sample_free(&s);
 }
 
-static int one_line(table *t, const char *isa, loam_dtype dtype, const variant *v, sample_kind kind,
-                    const sizes *of)
+static int put_line(table *t, const line *l, const variant *v, sample_kind kind)
 {
-    const bounds b = dtype == LOAM_F32   ? bounds_of_f32(kind, v)
-                     : dtype == LOAM_F16 ? bounds_of_half(kind, v)
-                                         : bounds_of_bf16(kind, v);
-    line l = { .finite = true };
-    for (int n = 0; n < LENGTHS; n++)
-        for (int d = 0; d < of->count; d++)
-            add_case(&l, isa, dtype, v, kind, lengths[n], of->dims[d], &b);
     table_cell(t, "%s", sample_kind_name(kind));
     table_cell(t, "%s", v->name);
     for (int which = 0; which < PARTS; which++)
-        if (!l.there[which])
+        if (!l->there[which])
             table_cell(t, " ");
-        else if (isinf(b.of[which]))
-            table_cell(t, "%.1e", l.worst[which].whole);
+        else if (isinf(l->bound.of[which]))
+            table_cell(t, "%.1e", l->worst[which].whole);
         else
-            table_cell(t, "%.1e (%.0e)", l.worst[which].whole, b.of[which]);
-    table_cell(t, "%s", !l.finite ? "NOT FINITE" : l.beyond ? "BEYOND" : "in bound");
-    return !l.finite || l.beyond;
+            table_cell(t, "%.1e (%.0e)", l->worst[which].whole, l->bound.of[which]);
+    table_cell(t, "%s", !l->finite ? "NOT FINITE" : l->beyond ? "BEYOND" : "in bound");
+    return !l->finite || l->beyond;
 }
 
-/* Of float16 LLA alone: given probes are in table_of_sizes. */
-static int one_table(const char *isa, loam_dtype dtype)
+/* Tables of types that share a grid, side by side. */
+typedef struct tables {
+    const char *isa;
+    loam_dtype dtypes[MOST_TYPES];
+    int count;
+    table *of[MOST_TYPES];
+    int beyond[MOST_TYPES];
+} tables;
+
+static void begin_tables(tables *t)
 {
-    table *t = table_begin("data|mechanism|o|dq|dk|dv|dprobe|dridge|dscale|verdict");
+    for (int n = 0; n < t->count; n++) {
+        t->of[n] = table_begin("data|mechanism|o|dq|dk|dv|dprobe|dridge|dscale|verdict");
+        t->beyond[n] = 0;
+    }
+}
+
+static void put_lines(tables *t, int count, const variant *v, sample_kind kind, const sizes *of)
+{
+    line lines[MOST_TYPES];
+    for (int n = 0; n < count; n++)
+        lines[n] = line_of(t->dtypes[n], v, kind);
+    for (int n = 0; n < LENGTHS; n++)
+        for (int d = 0; d < of->count; d++)
+            add_case(lines, count, t->isa, v, kind, lengths[n], of->dims[d]);
+    for (int n = 0; n < count; n++)
+        t->beyond[n] += put_line(t->of[n], &lines[n], v, kind);
+}
+
+static int end_tables(tables *t, const char *what)
+{
     int beyond = 0;
-    printf(
-        "local_*_%s, %s, causal, worst of n in {64, 496, 512, 1024, 4096} (of the last two: %d queries) and "
-        "d in {64, 128}, bounds in brackets; seed %d\n\n",
-        isa, loam_dtype_name(dtype), LONG_QUERIES, SEED);
-    for (int kind = 0; kind < KINDS; kind++)
-        for (int v = 0; v < VARIANTS; v++)
-            if (dtype != LOAM_F16 || variants[v].mechanism == LOAM_LLA)
-                beyond += one_line(t, isa, dtype, &variants[v], kinds[kind], &trained);
-    table_end(t);
-    printf("%d lines beyond their bounds\n\n", beyond);
+    for (int n = 0; n < t->count; n++) {
+        printf("local_*_%s, %s, %s\n\n", t->isa, loam_dtype_name(t->dtypes[n]), what);
+        table_end(t->of[n]);
+        printf("%d lines beyond their bounds\n\n", t->beyond[n]);
+        beyond += t->beyond[n];
+    }
+    fflush(stdout);
     return beyond;
+}
+
+/* Of float16 LLA alone: given probes are in tables_of_sizes. */
+static int main_tables(tables *t)
+{
+    char what[160];
+    snprintf(
+        what, sizeof what,
+        "causal, worst of n in {64, 496, 512, 1024, 4096} (of the last two: %d queries) and d in {64, 128}, "
+        "bounds in brackets; seed %d",
+        LONG_QUERIES, SEED);
+    begin_tables(t);
+    for (int kind = 0; kind < KINDS; kind++) {
+        for (int v = 0; v < VARIANTS; v++) {
+            const bool all = variants[v].mechanism == LOAM_LLA || t->dtypes[t->count - 1] != LOAM_F16;
+            put_lines(t, all ? t->count : t->count - 1, &variants[v], kinds[kind], &trained);
+        }
+    }
+    return end_tables(t, what);
 }
 
 /* Given probes at further head dimensions. */
-static int table_of_sizes(const char *isa, loam_dtype dtype)
+static int tables_of_sizes(tables *t)
 {
     static const sample_kind of[] = { SAMPLE_NORMAL, SAMPLE_UNIT, SAMPLE_SHIFT_4, SAMPLE_ROPE };
-    table *t = table_begin("data|mechanism|o|dq|dk|dv|dprobe|dridge|dscale|verdict");
-    int beyond = 0;
-    printf("local_*_%s, %s, the same with d in {32, 64, 80, 128, 192, 256}\n\n", isa, loam_dtype_name(dtype));
+    begin_tables(t);
     for (int kind = 0; kind < 4; kind++)
         for (int v = 0; v < VARIANTS; v++)
-            if (variants[v].mechanism != LOAM_LLA)
-                beyond += one_line(t, isa, dtype, &variants[v], of[kind], &others);
-    table_end(t);
-    printf("%d lines beyond their bounds\n\n", beyond);
-    return beyond;
+            if (variants[v].mechanism != LOAM_LLA) put_lines(t, t->count, &variants[v], of[kind], &others);
+    return end_tables(t, "the same with d in {32, 64, 80, 128, 192, 256}");
 }
 
 int cuda_run(const char *isa)
@@ -170,9 +220,10 @@ int cuda_run(const char *isa)
         if (wanted && strcmp(info.backend, "cuda") == 0 && strcmp(info.pass, "backward") == 0 &&
             kernel_lists(info.mechanisms, "lla") && info.available) {
             rows++;
-            beyond += one_table(info.isa, LOAM_F16) + one_table(info.isa, LOAM_BF16);
-            beyond += table_of_sizes(info.isa, LOAM_BF16) + table_of_sizes(info.isa, LOAM_F16);
-            beyond += strstr(info.dtypes, "f32") ? one_table(info.isa, LOAM_F32) : 0;
+            tables halves = { .isa = info.isa, .dtypes = { LOAM_BF16, LOAM_F16 }, .count = 2 };
+            tables single = { .isa = info.isa, .dtypes = { LOAM_F32 }, .count = 1 };
+            beyond += main_tables(&halves) + tables_of_sizes(&halves);
+            beyond += strstr(info.dtypes, "f32") ? main_tables(&single) : 0;
         }
     }
     if (!rows) {

@@ -298,8 +298,8 @@ static void same_bits_of_few_queries(void **state)
     }
 }
 
-/* Where blocks of rows are few, several thread blocks of a GPU may share the keys of one, from 24 tiles of 64
- * on; the batch has enough blocks for all multiprocessors. */
+/* Where blocks of rows are few, several thread blocks of a GPU may share the keys of one, in sequences of
+ * more than 1472; the batch has enough blocks for all multiprocessors. */
 static void same_bits_where_keys_are_shared(void **state)
 {
     (void)state;

@@ -87,15 +87,8 @@ struct lane_vector {
 
 enum { VECTOR_X, VECTOR_R, VECTOR_P, VECTOR_IMAGE, VECTOR_B, VECTOR_KBAR, VECTOR_VBAR, VECTORS };
 
-/* Where sums over keys are made of those of segments (local/hopper/segments.cuh), what thread blocks of a
- * cluster tell each other lies behind the vectors: float4 of each thread, in three slots. */
-enum { SEGMENTS = 4, SEGMENT_SLOT = 18 * THREADS };
-
 /* Floats of a scratch. */
-static constexpr size_t solver_scratch(size_t dim)
-{
-    return VECTORS * (dim / 2) * THREADS + (dim == 64 ? 3 * SEGMENT_SLOT * 4 : 0);
-}
+static constexpr size_t solver_scratch(size_t dim) { return VECTORS * (dim / 2) * THREADS; }
 
 template <int DIM> static __device__ __forceinline__ lane_vector scratch_vector(float *scratch, int vector)
 {

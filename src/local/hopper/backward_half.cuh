@@ -17,6 +17,7 @@
 #include "src/local/hopper/backward_first.cuh"
 #include "src/local/hopper/backward_plan.cuh"
 #include "src/local/hopper/backward_solved.cuh"
+#include "src/local/hopper/conjugate.cuh"
 
 template <int DIM, bool DECAYED> using half_system = pairs_system<DIM, DECAYED, __half>;
 template <int DIM, bool DECAYED> using half_rows_system = rows_system<DIM, DECAYED, __half>;

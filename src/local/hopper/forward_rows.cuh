@@ -7,18 +7,19 @@
 #define LOAM_LOCAL_HOPPER_FORWARD_ROWS_CUH
 
 #include "src/local/cuda/forward.h"
-#include "src/local/hopper/channels.cuh"
+#include "src/local/hopper/conjugate.cuh"
 #include "src/local/hopper/heavy_work.cuh"
+#include "src/local/hopper/row_store.cuh"
 
 /* A sweep over keys and, where VALUES, values, in a ring of EXTRA stages more than the solver's, which
  * overwrite parts of the direction. */
-template <int EXTRA, bool PIPELINED, bool VALUES = true, bool SEGMENTED = false, int DIM, bool DECAYED,
+template <int EXTRA, bool PIPELINED, bool VALUES = true, int OF_KEYS = ALL_KEYS, int DIM, bool DECAYED,
           class T, class SCORE, class WEIGH, class PACK, class ACCUMULATE>
 static __device__ __forceinline__ void stream_values(const block_system<DIM, DECAYED, T> &sys, SCORE score,
                                                      WEIGH weigh, PACK pack, ACCUMULATE accumulate)
 {
     if constexpr (EXTRA == 0) {
-        stream_pipelined<DIM, VALUES, PIPELINED>(sys.template ring<sweep_stages<SEGMENTED, DIM>>(), sys.count,
+        stream_pipelined<DIM, VALUES, PIPELINED>(sys.template ring<sweep_stages<OF_KEYS, DIM>>(), sys.count,
                                                  sys.maps, sys.block, score, weigh, pack, accumulate);
     } else {
         ring_count count = sys.sm.extended[EXTRA - 1];
@@ -77,19 +78,30 @@ static __device__ __forceinline__ void narrow_queries(block_system<DIM, DECAYED,
     __syncthreads();
 }
 
-/* The queries of the block by bulk copy, which are made fp16; count: fillings of their tile before. */
+/* Asks for the queries of the block, sm.rows. One thread calls it. */
+template <int DIM>
+static __device__ __forceinline__ void ask_queries(solver_shared<DIM, __half> &sm, const qkv_maps &maps)
+{
+    const row_block &block = sm.rows;
+    barrier_expect(&sm.query_full, DIM * TILE_SIDE * 2);
+    load_tile<DIM>(sm.query, maps.q, &sm.query_full, (int)(block.s.q0 + block.i0), (int)block.h,
+                   (int)block.s.b);
+}
+
+/* Waits for the queries and makes them fp16 in place; count: fillings of their tile before. */
+template <int DIM, bool DECAYED>
+static __device__ __forceinline__ void await_queries(block_system<DIM, DECAYED, __half> &sys, unsigned count)
+{
+    barrier_wait(&sys.sm.query_full, count % 2);
+    narrow_queries(sys, sys.r);
+}
+
 template <int DIM, bool DECAYED>
 static __device__ __forceinline__ void load_block_queries(block_system<DIM, DECAYED, __half> &sys,
                                                           unsigned count)
 {
-    const row_block &block = sys.block;
-    if (threadIdx.x == 0) {
-        barrier_expect(&sys.sm.query_full, DIM * TILE_SIDE * 2);
-        load_tile<DIM>(sys.sm.query, sys.maps.q, &sys.sm.query_full, (int)(block.s.q0 + block.i0),
-                       (int)block.h, (int)block.s.b);
-    }
-    barrier_wait(&sys.sm.query_full, count % 2);
-    narrow_queries(sys, sys.r);
+    if (threadIdx.x == 0) ask_queries(sys.sm, sys.maps);
+    await_queries(sys, count);
 }
 
 /* The exponent that weights of a row can have, so that fp16 holds p (direction . k - direction . kbar) for
@@ -134,14 +146,11 @@ static __device__ __forceinline__ bool within_range(const SYSTEM &sys, const flo
 }
 
 /* b = kbar - q, scaled to about 1; x = 0 and r = b. */
-template <int DIM, bool DECAYED, class T>
-static __device__ __forceinline__ void start_solve(const block_system<DIM, DECAYED, T> &stored, cg_rows &cg,
-                                                   const bool (&wanted)[2])
+template <class SYSTEM>
+static __device__ __forceinline__ void start_rows(const SYSTEM &sys, cg_rows &cg, const bool (&wanted)[2])
 {
-    const row_pair r = stored.r;
-    const row_ridge ridge = stored.ridge;
-    const block_system<DIM, DECAYED, T> sys = system_in_registers(stored, r, ridge);
-    const lane_vector kbar = sys.vector(VECTOR_KBAR);
+    constexpr int DIM = SYSTEM::dim;
+    const auto kbar = sys.vector(VECTOR_KBAR);
     float y[DIM / 2], top[2] = { 0, 0 };
 #pragma unroll
     for (int n = 0; n < DIM / 2; n++) {
@@ -151,14 +160,22 @@ static __device__ __forceinline__ void start_solve(const block_system<DIM, DECAY
     }
     start_cg(sys, cg, y, top, wanted);
 }
+template <class SYSTEM>
+static __device__ __forceinline__ void start_solve(const SYSTEM &stored, cg_rows &cg, const bool (&wanted)[2])
+{
+    const row_pair r = stored.r;
+    const row_ridge ridge = stored.ridge;
+    start_rows(system_in_registers(stored, r, ridge), cg, wanted);
+}
 
 /* Writes rho, and saves rho, kbar and vbar for the backward pass, of rows within the sequence. */
-template <int PARTS, int DIM, bool DECAYED, class T>
-static __device__ __forceinline__ void save_rows(const block_system<DIM, DECAYED, T> &sys, const cg_rows &cg,
+template <int PARTS, class SYSTEM>
+static __device__ __forceinline__ void save_rows(const SYSTEM &sys, const cg_rows &cg,
                                                  const row_direction &own, const local_saved &saved)
 {
+    constexpr int DIM = SYSTEM::dim;
     const loam_args &a = sys.a;
-    const lane_vector vbar = sys.vector(VECTOR_VBAR), kbar = sys.vector(VECTOR_KBAR);
+    const auto vbar = sys.vector(VECTOR_VBAR), kbar = sys.vector(VECTOR_KBAR);
     const float key = sys.units.key, value = sys.units.value;
     const int64_t dim_qk = sys.p.dim_qk;
 #pragma unroll
@@ -184,12 +201,13 @@ static __device__ __forceinline__ void save_rows(const block_system<DIM, DECAYED
 }
 
 /* The square of |b - y| of each row (this thread's columns); y: the image of the solution. */
-template <int DIM, bool DECAYED, class T>
-static __device__ __forceinline__ void residual_square(const block_system<DIM, DECAYED, T> &sys,
-                                                       const float (&y)[DIM / TILE_SIDE][8][4],
+template <class SYSTEM>
+static __device__ __forceinline__ void residual_square(const SYSTEM &sys,
+                                                       const float (&y)[SYSTEM::dim / TILE_SIDE][8][4],
                                                        float (&error)[2])
 {
-    const lane_vector b = sys.vector(VECTOR_B);
+    constexpr int DIM = SYSTEM::dim;
+    const auto b = sys.vector(VECTOR_B);
     error[0] = error[1] = 0;
 #pragma unroll
     for (int n = 0; n < DIM / 2; n++) {
@@ -200,50 +218,50 @@ static __device__ __forceinline__ void residual_square(const block_system<DIM, D
 
 /* Writes o = vbar - sum p u v of rows within the sequence, from sums = sum p (u - centre) v and total =
  * sum p (u - centre), both in the unit of the image. finite: whether o of a row is. */
-template <int DIM, bool DECAYED, class T>
-static __device__ __forceinline__ void put_output(const block_system<DIM, DECAYED, T> &sys, const cg_rows &cg,
+template <class SYSTEM>
+static __device__ __forceinline__ void put_output(const SYSTEM &sys, const cg_rows &cg,
                                                   const row_direction &own,
-                                                  const float (&sums)[DIM / TILE_SIDE][8][4],
+                                                  const float (&sums)[SYSTEM::dim / TILE_SIDE][8][4],
                                                   const float (&total)[2], bool (&finite)[2])
 {
+    constexpr int DIM = SYSTEM::dim;
     const loam_args &a = sys.a;
-    const lane_vector vbar = sys.vector(VECTOR_VBAR);
+    const auto vbar = sys.vector(VECTOR_VBAR);
     const float value = sys.units.value,
                 unit[2] = { cg.unit[0] * image_unit(sys, own, 0), cg.unit[1] * image_unit(sys, own, 1) };
+    const bool pieces = rows_are_pieces(a.o, (int)sys.p.dim_v);
     float bad[2] = { 0, 0 };
-    uint16_t *to[2];
     float means[DIM <= 64 ? DIM / 2 : 1]; /* all loads before any store, where registers allow */
 #pragma unroll
     for (int n = 0; DIM <= 64 && n < DIM / 2; n++)
         means[n] = vbar.get(n);
 #pragma unroll
-    for (int row = 0; row < 2; row++) {
-        to[row] = (uint16_t *)a.o.data +
-                  LOCAL_AT(a.o, sys.block.s.b, sys.block.h, sys.block.s.q0 + sys.block.i0 + sys.r.at[row]);
-    }
+    for (int row = 0; row < SYSTEM::rows; row++) {
+        void *const to = (uint16_t *)a.o.data + LOCAL_AT(a.o, sys.block.s.b, sys.block.h,
+                                                         sys.block.s.q0 + sys.block.i0 + sys.r.at[row]);
+        float2 out[DIM / 8];
 #pragma unroll
-    for (int n = 0; n < DIM / 8; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-            const int row = e / 2, at = 4 * n + e;
-            float out[2];
+        for (int n = 0; n < DIM / 8; n++) {
+            float *const pair = &out[n].x;
 #pragma unroll
             for (int c = 0; c < 2; c++) {
-                const float mean = DIM <= 64 ? means[at + c] : vbar.get(at + c);
-                out[c] = value * (mean - unit[row] * (sums[n / 8][n % 8][e + c] - total[row] * mean));
-                bad[row] += out[c] * 0;
+                const int at = 4 * n + 2 * row + c;
+                const float mean = DIM <= 64 ? means[at] : vbar.get(at);
+                pair[c] = value * (mean - unit[row] * (sums[n / 8][n % 8][2 * row + c] - total[row] * mean));
+                bad[row] += pair[c] * 0;
             }
-            if (sys.r.real[row])
-                store_channels(to[row], sys.p.dtype == LOAM_F16, column_of(n, 0), (int)sys.p.dim_v, out[0],
-                               out[1]);
         }
+        if (sys.p.dtype == LOAM_F16)
+            store_row((__half *)to, sys.r.real[row], pieces, 0, (int)sys.p.dim_v, out);
+        else
+            store_row((__nv_bfloat16 *)to, sys.r.real[row], pieces, 0, (int)sys.p.dim_v, out);
     }
     finite[0] = quad_sum(bad[0]) == 0, finite[1] = quad_sum(bad[1]) == 0;
 }
 
 /* A sweep for o = sum f v and, where IMAGE, y = sum f k, with f = p (direction . k - centre), whose sums
  * (this thread's columns) are added to total. */
-template <int PARTS, bool IMAGE, bool SEGMENTED, int DIM, bool DECAYED, class T>
+template <int PARTS, bool IMAGE, int OF_KEYS, int DIM, bool DECAYED, class T>
 static __device__ __forceinline__ void sum_outputs(const block_system<DIM, DECAYED, T> &sys,
                                                    const row_direction &own,
                                                    float (&y)[DIM / TILE_SIDE][8][4],
@@ -251,11 +269,11 @@ static __device__ __forceinline__ void sum_outputs(const block_system<DIM, DECAY
 {
     weights_operand<PARTS, 4, T> w;
     pass_weights<DIM, DECAYED, T, PARTS, true> f(sys, own, total);
-    plain_sums<SEGMENTED, DIM, T> segments(sys.sm, sys.block.first);
-    static_assert(IMAGE || !SEGMENTED, "both sums in one sweep");
+    plain_sums<OF_KEYS == KEY_SEGMENTS, DIM, T> segments(sys.sm, sys.block.first);
+    static_assert(IMAGE || OF_KEYS == ALL_KEYS, "both sums in one sweep");
     if (IMAGE) clear_sums<DIM>(y);
     clear_sums<DIM>(o);
-    stream_values<PARTS == 2 || DIM == 64 ? 0 : 1, false, true, SEGMENTED>(
+    stream_values<PARTS == 2 || DIM == 64 ? 0 : 1, false, true, OF_KEYS>(
         sys, [&](const auto &t) { f.score(t); },
         [&](const auto &t) {
             segments.begin_tile(t.j, total);
@@ -277,32 +295,38 @@ static __device__ __forceinline__ void sum_outputs(const block_system<DIM, DECAY
         });
     if (IMAGE) wgmma_results(y);
     wgmma_results(o);
-    if (SEGMENTED) segments.finish(total, y, o);
+    if (OF_KEYS == KEY_SEGMENTS) segments.finish(total, y, o);
+}
+
+/* One part in Hopper's backward pass of bf16 is bf16: the residual of the last sweep is that of the rho that
+ * it reads. */
+template <int PARTS>
+static __device__ __forceinline__ bool is_probe_narrow(const loam_problem &p, const loam_args &a)
+{
+    return PARTS == 1 && a.saved && p.dtype == LOAM_BF16;
 }
 
 /* The last sweep, two of them where registers do not hold both sums: writes o = vbar - sum p u v, rho and
  * saved of rows within the sequence. error: the square of |b - (Cov + Lambda) x| of each row; finite: whether
  * its o is. */
-template <int PARTS, bool SEGMENTED = false, int DIM, bool DECAYED, class T>
-static __device__ __forceinline__ void output_sweep(const block_system<DIM, DECAYED, T> &stored,
-                                                    const cg_rows &cg, const local_saved &saved,
-                                                    float (&error)[2], bool (&finite)[2])
+template <int PARTS, int OF_KEYS = ALL_KEYS, class SYSTEM>
+static __device__ __forceinline__ void output_sweep(const SYSTEM &stored, const cg_rows &cg,
+                                                    const local_saved &saved, float (&error)[2],
+                                                    bool (&finite)[2])
 {
-    row_pair r = stored.r;
-    if (SEGMENTED && !stored.sm.segments.writes()) r.real[0] = r.real[1] = false;
+    constexpr int DIM = SYSTEM::dim;
+    const row_pair r = stored.r;
     const row_ridge ridge = stored.ridge;
-    const block_system<DIM, DECAYED, T> sys = system_in_registers(stored, r, ridge);
+    const SYSTEM sys = system_in_registers(stored, r, ridge);
     constexpr bool together = DIM <= 128;
     float y[DIM / TILE_SIDE][8][4], o[DIM / TILE_SIDE][8][4], total[2] = { 0, 0 }, error2[2];
     row_direction own = {};
-    /* One part in Hopper's backward pass of bf16 is bf16: the residual below is that of the rho that it
-     * reads. */
-    direction_from_solution<PARTS>(sys, y, own, PARTS == 1 && sys.a.saved && sys.p.dtype == LOAM_BF16);
+    direction_from_solution<PARTS>(sys, y, own, is_probe_narrow<PARTS>(sys.p, sys.a));
     if (!together) {
         compute_image<PARTS>(y, sys, own);
         residual_square(sys, y, error2);
     }
-    sum_outputs<PARTS, together, SEGMENTED>(sys, own, y, o, total);
+    sum_outputs<PARTS, together, OF_KEYS>(sys, own, y, o, total);
     if (together) {
         finish_image<PARTS>(y, sys, own, total);
         residual_square(sys, y, error2);

@@ -16,270 +16,20 @@
  * Registers hold one sum of 64 rows: what else is one sweep is two.
  */
 #include "src/local/cuda/launch.cuh"
+#include "src/local/hopper/forward_few.cuh"
+#include "src/local/hopper/forward_means.cuh"
 #include "src/local/hopper/forward_resident.cuh"
-#include "src/local/hopper/forward_rows.cuh"
 #include "src/local/hopper/heavy_work.cuh"
 
-/* The products s = q . k with keys from j on become scores to base 2; -inf where a row does not see one. */
-template <int DIM, bool DECAYED, class T>
-static __device__ __forceinline__ void masked_scores(float (&s)[8][4],
-                                                     const block_system<DIM, DECAYED, T> &sys, int j)
-{
-    add_decay(s, sys, j);
-#pragma unroll
-    for (int n = 0; n < 8; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            s[n][e] *= DECAYED ? 1.0f : sys.scale2[e / 2];
-    }
-    if (rarely(!sys.unmasked(j))) {
-#pragma unroll
-        for (int n = 0; n < 8; n++) {
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                s[n][e] = sys.seen(e / 2, j + column_of(n, e)) ? s[n][e] : -INFINITY;
-        }
-    }
-}
+#include <type_traits>
 
-/* The online softmax of two rows: the running maximum to base 2, and the sums of weights, exact and as
- * rounded to their parts (this thread's columns). rescale: the factor for all that was summed before. */
-struct softmax_rows {
-    float m[2], omega[2], rounded[2], rescale[2];
-};
-
-/* The largest weight, to base 2: the top of the range of fp16 is used. */
-template <class T> constexpr float softmax_top = is_half<T> ? 15 : 0;
-
-/* Scores become weights, w = 2^(s - m + softmax_top). */
-template <class T> static __device__ __forceinline__ void softmax_step(softmax_rows &soft, float (&s)[8][4])
-{
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        float top = soft.m[row];
-#pragma unroll
-        for (int n = 0; n < 8; n++)
-            top = fmaxf(top, fmaxf(s[n][2 * row], s[n][2 * row + 1]));
-        top = quad_max(top);
-        const float base = finite_or_zero(top);
-        soft.rescale[row] = exp2_fast(soft.m[row] - base);
-        soft.m[row] = top, soft.omega[row] *= soft.rescale[row], soft.rounded[row] *= soft.rescale[row];
-#pragma unroll
-        for (int n = 0; n < 8; n++) {
-#pragma unroll
-            for (int e = 2 * row; e < 2 * row + 2; e++) {
-                s[n][e] = exp2_fast(s[n][e] - (base - softmax_top<T>));
-                soft.omega[row] += s[n][e];
-            }
-        }
-    }
-}
-
-/* Adds the weights as rounded, the parts of each pair of columns together (add_weights: lo parts first). */
-template <int PARTS, class T>
-static __device__ __forceinline__ void add_weights_by_pair(float (&total)[2],
-                                                           const weights_operand<PARTS, 4, T> &w)
-{
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-#pragma unroll
-            for (int part = 0; part < PARTS; part++) {
-                const float2 pair = unpack_pair<T>(w.part[part][k][e]);
-                total[e % 2] += pair.x + pair.y;
-            }
-        }
-    }
-}
-
-/* Rescales sums. */
-template <int DIM>
-static __device__ __forceinline__ void rescale_sums(float (&sum)[DIM / TILE_SIDE][8][4],
-                                                    const float (&rescale)[2])
-{
-#pragma unroll
-    for (int n = 0; n < DIM / 8; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            sum[n / 8][n % 8][e] *= rescale[e / 2];
-    }
-}
-
-/* A mean goes to the scratch, from its sum. It is divided by the sum of the weights as rounded to their
- * parts: its error is then relative to the spread of the keys, not to their size. */
-template <int DIM>
-static __device__ __forceinline__ void put_mean(const lane_vector &mean, const softmax_rows &soft,
-                                                const float (&sum)[DIM / TILE_SIDE][8][4])
-{
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        const float rounded = quad_sum(soft.rounded[row]), inverse = rounded > 0 ? 1 / rounded : 0;
-#pragma unroll
-        for (int n = 0; n < DIM / 8; n++) {
-#pragma unroll
-            for (int e = 2 * row; e < 2 * row + 2; e++)
-                mean.put(4 * n + e, sum[n / 8][n % 8][e] * inverse);
-        }
-    }
-}
-
-/* Are sums over many keys those of segments? By the lengths and the form of the problem alone. */
-template <int PARTS, int DIM, bool DECAYED> constexpr bool is_segmented = PARTS == 1 && DIM == 64 && !DECAYED;
-
-/* part, the softmax of a segment, becomes that of all before it, `total`, and this one; scale: what sums of
- * those before, and of this one, are multiplied by. */
-static __device__ __forceinline__ void merge_softmax(softmax_rows &part, const softmax_rows &total,
-                                                     float (&scale)[2][2])
-{
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        const float top = fmaxf(total.m[row], part.m[row]), base = finite_or_zero(top);
-        scale[0][row] = exp2_fast(total.m[row] - base), scale[1][row] = exp2_fast(part.m[row] - base);
-        part.m[row] = top;
-        part.omega[row] = fmaf(part.omega[row], scale[1][row], __fmul_rn(total.omega[row], scale[0][row]));
-        part.rounded[row] = fmaf(part.rounded[row], scale[1][row],
-                                 __fmul_rn(total.rounded[row], scale[0][row]));
-    }
-}
-
-/* The end of the first sweep: the softmax of the rows and their sums from those of all segments. */
-template <bool SEGMENTED, int DIM, class T>
-static __device__ __forceinline__ void finish_means(const segment_sums<SEGMENTED, DIM, T> &segments,
-                                                    softmax_rows &soft, const softmax_rows &before,
-                                                    float (&k)[DIM / TILE_SIDE][8][4],
-                                                    float (&v)[DIM / TILE_SIDE][8][4])
-{
-    const key_segments &keys = segments.sm.segments;
-    if (keys.tiles == 0) return;
-    float scale[SEGMENTS][2][2];
-    if (!keys.shared) {
-        merge_softmax(soft, before, scale[0]);
-        segments.add_all(k, 0, scale[0]);
-        segments.add_all(v, 1, scale[0]);
-        return;
-    }
-    segments.tell(k, 0);
-    segments.tell(v, 1);
-    *segments.part(keys.own, 16) = make_float4(soft.m[0], soft.m[1], soft.omega[0], soft.omega[1]);
-    *segments.part(keys.own, 17) = make_float4(soft.rounded[0], soft.rounded[1], 0, 0);
-    const unsigned turn = segments.meet();
-    softmax_rows total = { { -INFINITY, -INFINITY }, { 0, 0 }, { 0, 0 }, { 0, 0 } };
-#pragma unroll
-    for (int s = 0; s < SEGMENTS; s++) {
-        const float4 x = segments.numbers(s, 0, turn), y = segments.numbers(s, 1, turn);
-        softmax_rows part = { { x.x, x.y }, { x.z, x.w }, { y.x, y.y }, { 0, 0 } };
-        merge_softmax(part, total, scale[s]);
-        total = part;
-    }
-    soft = total;
-    segments.gather(k, 0, turn, scale);
-    segments.gather(v, 1, turn, scale);
-}
-
-/* A pass of the online softmax: the sums of keys k, where KEYS, and of values v, where VALUES, in their
- * units, times their weights. */
-template <int PARTS, bool KEYS, bool VALUES, int DIM, bool DECAYED, class T>
-static __device__ __forceinline__ void sum_means(const block_system<DIM, DECAYED, T> &sys, softmax_rows &soft,
-                                                 float (&k)[DIM / TILE_SIDE][8][4],
-                                                 float (&v)[DIM / TILE_SIDE][8][4])
-{
-    float s[8][4];
-    weights_operand<PARTS, 4, T> w;
-    score_operands<DIM, DECAYED, T, PARTS, true> rows;
-    constexpr bool segmented = is_segmented<PARTS, DIM, DECAYED>;
-    segment_sums<segmented, DIM, T> segments(sys.sm, sys.block.first);
-    const softmax_rows none = { { -INFINITY, -INFINITY }, { 0, 0 }, { 0, 0 }, { 0, 0 } };
-    softmax_rows before = none; /* of segments that ended */
-    float scale[2][2];
-    soft = none;
-    rows.load_query(sys);
-    if (KEYS) clear_sums<DIM>(k);
-    if (VALUES) clear_sums<DIM>(v);
-    stream_values<PARTS == 2 || DIM == 64 || !VALUES ? 0 : 2, true, VALUES, segmented>(
-        sys, [&](const auto &t) { rows.query_keys(s, sys, t.keys); },
-        [&](const auto &t) {
-            wgmma_results(s);
-            if (rarely(segments.ends(t.j))) {
-                merge_softmax(soft, before, scale);
-                before = soft, soft = none;
-            }
-            masked_scores(s, sys, t.j);
-            softmax_step<T>(soft, s);
-            wgmma_results(s);
-        },
-        [&]() {
-            if (KEYS) wgmma_results(k);
-            if (VALUES) wgmma_results(v);
-            if constexpr (segmented) {
-                segments.end(k, 0, scale);
-                segments.end(v, 1, scale);
-                segments.next_segment();
-            }
-            split_weights(w, s);
-            add_weights_by_pair(soft.rounded, w);
-            if (__any_sync(0xffffffffu, soft.rescale[0] != 1 || soft.rescale[1] != 1)) {
-                if (KEYS) rescale_sums<DIM>(k, soft.rescale);
-                if (VALUES) rescale_sums<DIM>(v, soft.rescale);
-            }
-        },
-        [&](const auto &t) {
-            if (KEYS && PARTS == 2) multiply_weights<DIM>(k, w.part[PARTS - 1], t.keys);
-            if (KEYS) multiply_weights<DIM>(k, w.part[0], t.keys);
-            if (VALUES) multiply_weights<DIM>(v, w.part[0], t.values);
-        });
-    if (KEYS) wgmma_results(k);
-    if (VALUES) wgmma_results(v);
-    if constexpr (segmented) finish_means(segments, soft, before, k, v);
-}
-
-/* The first sweep, an online softmax: lse to base 2, 0 for rows that see no key, and the means of keys and
- * values into the scratch. largest: the largest p of a row, 0 for such rows. */
-template <int PARTS, int DIM, bool DECAYED, class T>
-static __device__ __forceinline__ void means_sweep(const block_system<DIM, DECAYED, T> &stored,
-                                                   float (&lse2)[2], float (&largest)[2])
-{
-    constexpr bool together = DIM <= 128;
-    const row_pair r = stored.r;
-    const row_ridge ridge = stored.ridge;
-    const block_system<DIM, DECAYED, T> sys = system_in_registers(stored, r, ridge);
-    float k[DIM / TILE_SIDE][8][4], v[DIM / TILE_SIDE][8][4];
-    softmax_rows soft;
-    sum_means<PARTS, true, together>(sys, soft, k, v);
-    put_mean<DIM>(sys.vector(VECTOR_KBAR), soft, k);
-    if (!together) sum_means<PARTS, false, true>(sys, soft, k, v);
-    put_mean<DIM>(sys.vector(VECTOR_VBAR), soft, v);
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        const float omega = quad_sum(soft.omega[row]);
-        lse2[row] = omega > 0 ? soft.m[row] + (log2f(omega) - softmax_top<T>) : 0;
-        largest[row] = omega > 0 ? power_of_two(softmax_top<T>) / omega : 0;
-    }
-}
-
-/* Steps without a preconditioner; in two parts, as many as the matrices of a block that sees few keys are
- * worth, or as solve most rows where there are no matrices. With `saved`, gradients follow: they need a more
- * exact probe than o does, and one that took many steps in one part does not bear the rounding to bf16. */
-template <int PARTS, int DIM> static __device__ __forceinline__ cg_tolerance plain_tolerance(bool saved)
-{
-    const float stop = saved ? 3e-4f : 1.2e-3f;
-    if (PARTS == 2 && !has_row_matrices<DIM>) return { stop, stop, 1e-2f, 128, 0, false, 0 };
-    return PARTS == 2 ? cg_tolerance{ stop, stop, 1e-2f, 28, 0.77f, false, 0 }
-           : saved    ? cg_tolerance{ 6e-3f, 6e-3f, 1.8e-2f, 8, 0.62f, false, 0 }
-                      : cg_tolerance{ 6e-3f, 3e-3f, 1.2e-2f, 16, 0.77f, true, 0 };
-}
-
-/* Are steps in PARTS parts not enough for a row? */
-template <int PARTS>
-static __device__ __forceinline__ bool needs_more(const cg_rows &cg, const cg_tolerance &tolerance)
-{
-    const float bound = PARTS == 1 ? tolerance.accept * tolerance.accept : 0;
-    return (cg.live[0] && cg.rr[0] > bound * cg.bb[0]) || (cg.live[1] && cg.rr[1] > bound * cg.bb[1]);
-}
+/* How sweeps take the keys of blocks in PARTS parts, where some may have segments. */
+template <int PARTS, int DIM, bool DECAYED>
+constexpr int keys_of_blocks = PARTS == 1 && DIM == 64 && !DECAYED ? KEY_SEGMENTS : ALL_KEYS;
 
 /* Solves the rows of the block in PARTS parts; false where that is not enough. The means of its rows are then
  * in the scratch, their weights in `weight`. */
-template <int PARTS, int DIM, bool DECAYED>
+template <int PARTS, int OF_KEYS, bool NEAR, int DIM, bool DECAYED>
 static __device__ __forceinline__ bool solve_rows(solver_shared<DIM, __half> &sm, ring_count &count,
                                                   unsigned &queries, const solve_launch &all, float *scratch,
                                                   row_weight (&weight)[2])
@@ -291,15 +41,16 @@ static __device__ __forceinline__ bool solve_rows(solver_shared<DIM, __half> &sm
     const row_pair &r = in_memory(r_storage);
     row_ridge ridge_storage = {};
     row_ridge &ridge = in_memory(ridge_storage);
-    typedef block_system<DIM, DECAYED, __half> system;
-    system sys_storage = block_system_of<DIM, DECAYED>(p, a, block, r, ridge, all.maps, sm, count, scratch);
+    typedef block_system<DIM, DECAYED, __half> far_system;
+    typedef typename std::conditional<NEAR, near_system<DIM, DECAYED, __half>, far_system>::type system;
+    system sys_storage = { block_system_of<DIM, DECAYED>(p, a, block, r, ridge, all.maps, sm, count,
+                                                         scratch) };
     sys_storage.units = half_units_of(*all.copy, p, sm.block / p.heads_q % p.batch, block.h_kv);
-    load_block_queries(sys_storage, queries++);
+    await_queries(sys_storage, queries++);
     system &sys = in_memory(sys_storage);
     float lse2[2], largest[2], error2[2];
     bool finite[2], missed = false;
-    constexpr bool segmented = is_segmented<PARTS, DIM, DECAYED>;
-    means_sweep<PARTS>(sys, lse2, largest);
+    means_sweep<PARTS, OF_KEYS>(sys, lse2, largest);
     weight[0] = { lse2[0], largest[0] }, weight[1] = { lse2[1], largest[1] };
     set_weights(sys, lse2, largest);
     ridge = ridge_in_units(p, a, block, r, sys.units, largest);
@@ -308,10 +59,10 @@ static __device__ __forceinline__ bool solve_rows(solver_shared<DIM, __half> &sm
     cg_rows k_storage;
     cg_rows &cg = in_memory(k_storage);
     start_solve(sys, cg, wanted);
-    cg_run<PARTS, segmented>(sys, cg, tolerance);
+    cg_run<PARTS, OF_KEYS>(sys, cg, tolerance);
     if ((PARTS == 1 || has_row_matrices<DIM>)&&__syncthreads_or(needs_more<PARTS>(cg, tolerance)))
         return false;
-    output_sweep<PARTS, segmented>(sys, cg, all.saved, error2, finite);
+    output_sweep<PARTS, OF_KEYS>(sys, cg, all.saved, error2, finite);
     row_verdict verdict[2];
 #pragma unroll
     for (int row = 0; row < 2; row++) {
@@ -319,71 +70,31 @@ static __device__ __forceinline__ bool solve_rows(solver_shared<DIM, __half> &sm
         missed = missed || (wanted[row] && finite[row] && !verdict[row].good);
     }
     if (PARTS == 1 && __syncthreads_or(missed)) return false;
-    if (!segmented || sm.segments.writes()) put_row_results(all, sm.block, block, r, cg, verdict, weight);
+    put_row_results(all, sm.block, block, r, cg, verdict, weight);
     return true;
 }
 
-/* In a launch of clusters each has one block of rows: the one that the cluster has the number of, -1 where it
- * is not for this launch, or not for this thread block, or done. One thread calls it. */
+/* claim_block of those blocks in one part that see fewer tiles than `below`, which come last. */
 template <int DIM>
-static __device__ __forceinline__ void claim_of_cluster(solver_shared<DIM, __half> &sm,
-                                                        const solve_launch &all, bool done)
+static __device__ __forceinline__ void claim_below(solver_shared<DIM, __half> &sm, const solve_launch &all,
+                                                   int64_t blocks, int below)
 {
-    sm.block = done ? -1 : (int64_t)(blockIdx.x / SEGMENTS);
-    if (done) return;
-    sm.rows = row_block_at(all.p, all.a, sm.block);
-    const bool taken = sm.rows.rows > 0 && !is_resident<DIM>(all.p, sm.rows) &&
-                       !sees_few<DIM>(all.p, sm.rows) &&
-                       (cluster_rank() == 0 || key_tiles(sm.rows) >= SEGMENTED_TILES);
-    if (!taken) sm.block = -1;
-}
-
-/* Divides the keys of the claimed block; all threads call it. */
-template <int DIM>
-static __device__ __forceinline__ void divide_keys(solver_shared<DIM, __half> &sm, const solve_work &work,
-                                                   bool clusters)
-{
-    const int tiles = key_tiles(sm.rows);
-    const bool divided = tiles >= SEGMENTED_TILES, shared = divided && clusters;
-    const int length = (tiles + SEGMENTS - 1) / SEGMENTS, rank = (int)cluster_rank();
-    if (shared) cluster_sync();
-    if (threadIdx.x == 0) {
-        sm.segments.tiles = divided ? length : 0;
-        sm.segments.shared = shared;
-        sm.segments.own = rank;
-        sm.segments.turn = 0;
-        for (int s = 0; s < SEGMENTS; s++) {
-            const int scratch = shared ? cluster_load(&sm.scratch, (unsigned)s) : sm.scratch;
-            sm.segments.slot[s] = (float4 *)(work.scratch + scratch * (int64_t)solver_scratch(DIM) +
-                                             VECTORS * (DIM / 2) * THREADS);
-        }
-        if (shared) {
-            sm.rows.first += rank * length * TILE_SIDE;
-            if (rank + 1 < SEGMENTS) sm.rows.last = sm.rows.first + length * TILE_SIDE;
-        }
+    for (;;) {
+        sm.block = blocks - 1 - (int64_t)atomicAdd((unsigned long long *)all.work.next_block, 1ull);
+        if (sm.block < 0) break;
+        sm.rows = row_block_at(all.p, all.a, sm.block);
+        if (sm.rows.rows > 0 && key_tiles(sm.rows) < below && !is_resident<DIM>(all.p, sm.rows) &&
+            !sees_few<DIM>(all.p, sm.rows))
+            return;
     }
-    __syncthreads();
+    sm.block = -1;
 }
 
-/* One thread calls it. */
-template <int DIM> static __device__ __forceinline__ void init_rings(solver_shared<DIM, __half> &sm)
-{
-    for (int n = 0; n < (int)ring_stages<DIM>; n++)
-        barrier_init(&sm.full[n], 1);
-    for (int n = 0; n < (int)ring_stages<DIM> + 2; n++) {
-        barrier_init(&sm.extended_full[0][n], 1);
-        barrier_init(&sm.extended_full[1][n], 1);
-    }
-    sm.extended[0].used = sm.extended[1].used = 0;
-    barrier_init(&sm.query_full, 1);
-    fence_async_proxy();
-}
-
-template <int PARTS, int DIM, bool DECAYED>
-__global__ void __launch_bounds__(THREADS, solver_blocks<DIM>)
+template <int PARTS, int DIM, bool DECAYED, int OF_KEYS, bool NEAR>
+__global__ void __launch_bounds__(THREADS, NEAR ? 1 : solver_blocks<DIM>)
     solved_kernel_hopper(const __grid_constant__ loam_problem p, const __grid_constant__ loam_args a,
                          const local_saved saved, const solve_work work, const int64_t blocks,
-                         const bool listed, const __grid_constant__ qkv_maps maps,
+                         const bool listed, const int below, const __grid_constant__ qkv_maps maps,
                          const __grid_constant__ half_copy copy, const __grid_constant__ heavy_work heavy)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
@@ -392,43 +103,45 @@ __global__ void __launch_bounds__(THREADS, solver_blocks<DIM>)
     const block_list unlisted = {}, list = { work.next_listed, work.listed, work.listed_count };
     ring_count count = { 0 };
     unsigned queries = 0;
-    constexpr bool segmented = is_segmented<PARTS, DIM, DECAYED>;
-    const bool clusters = segmented && cluster_size() > 1;
     /* The copy in fp16 is complete before a launch that overlaps with this one begins. */
-    if (PARTS == 2) wait_for_previous_launch();
-    launch_dependents();
+    if (PARTS == 2 && !NEAR) wait_for_previous_launch();
+    if (!NEAR) launch_dependents();
     if (threadIdx.x == 0) {
         init_rings(sm);
-        sm.scratch = claim_scratch(work);
-        sm.segments.shared = false;
+        if (!NEAR) sm.scratch = claim_scratch(work);
     }
     for (;;) {
         __syncthreads();
         if (threadIdx.x == 0) {
-            if (segmented && clusters)
-                claim_of_cluster(sm, all, queries > 0);
+            if (OF_KEYS == KEY_SEGMENTS && below > 0)
+                claim_below(sm, all, blocks, below);
             else
                 claim_block<PARTS, DECAYED>(sm, all, blocks,
                                             !has_row_matrices<DIM> && listed ? list : unlisted);
+            if (OF_KEYS == KEY_SEGMENTS && sm.block >= 0) sm.segment_tiles = segment_tiles(sm.rows);
+            if (sm.block >= 0) ask_queries(sm, maps);
+        }
+        if (NEAR) {
+            wait_for_previous_launch();
+            launch_dependents();
         }
         __syncthreads();
         if (sm.block < 0) break;
-        if (segmented) divide_keys(sm, work, clusters);
-        float *scratch = work.scratch + sm.scratch * (int64_t)solver_scratch(DIM);
+        float *const scratch = work.scratch + (NEAR ? 0 : sm.scratch * (int64_t)solver_scratch(DIM));
         row_weight weight[2];
-        if (solve_rows<PARTS, DIM, DECAYED>(sm, count, queries, all, scratch, in_memory(weight))) continue;
-        if (segmented && !sm.segments.writes()) continue;
+        if (solve_rows<PARTS, OF_KEYS, NEAR, DIM, DECAYED>(sm, count, queries, all, scratch,
+                                                           in_memory(weight)))
+            continue;
         if constexpr (has_row_matrices<DIM>) {
+            float *const vectors = NEAR ? (float *)(&sm + 1) : scratch;
             put_listed<DIM>(sm, all, row_pair_of(p, sm.rows), weight,
-                            scratch_vector<DIM>(scratch, VECTOR_KBAR), 1,
-                            scratch_vector<DIM>(scratch, VECTOR_VBAR));
+                            scratch_vector<DIM>(vectors, VECTOR_KBAR), 1,
+                            scratch_vector<DIM>(vectors, VECTOR_VBAR));
         } else if (threadIdx.x == 0) {
             work.listed[atomicAdd(work.listed_count, 1ull)] = (int32_t)sm.block;
         }
     }
-    /* Others may still read sums that lie in this scratch. */
-    if (segmented && sm.segments.shared) cluster_sync();
-    if (threadIdx.x == 0) {
+    if (!NEAR && threadIdx.x == 0) {
         __threadfence();
         atomicExch(&work.scratch_taken[sm.scratch], 0);
     }
@@ -439,28 +152,54 @@ __global__ void __launch_bounds__(THREADS, solver_blocks<DIM>)
 
 /* ------------------------------------------------------------------ the launches */
 
-/* Are blocks of rows so few that clusters should take them? All of a cluster compute the vectors of conjugate
- * gradients, which more keys outweigh. */
-static bool clusters_pay(const loam_problem *p, int64_t blocks)
-{
-    enum { KEYS = 4096 };
-    const int64_t most = solve_multiprocessors();
-    return p->len_kv > (SEGMENTED_TILES - 1) * TILE_SIDE && blocks <= most &&
-           blocks * KEYS <= most * p->len_kv;
-}
-
-template <int PARTS, int DIM, bool DECAYED>
+template <int PARTS, int DIM, bool DECAYED, int OF_KEYS = keys_of_blocks<PARTS, DIM, DECAYED>,
+          bool NEAR = false>
 static loam_status launch_pass(const loam_problem *p, const loam_args *a, const local_saved *saved,
                                const solve_work *work, const half_copy *copy, const heavy_work *heavy,
-                               const qkv_maps *maps, bool listed, loam_error *error)
+                               const qkv_maps *maps, bool listed, loam_error *error, int below = 0)
 {
-    const int64_t blocks = (int64_t)row_blocks(p), most = most_solver_blocks<DIM>(*work);
-    const bool clusters = is_segmented<PARTS, DIM, DECAYED> && clusters_pay(p, blocks);
-    const int64_t grid = clusters ? blocks * SEGMENTS : most < blocks ? most : blocks;
-    const unsigned cluster = clusters ? SEGMENTS : 1;
-    return cuda_launch_clusters("solved_kernel_hopper", solved_kernel_hopper<PARTS, DIM, DECAYED>, grid,
-                                cluster, THREADS, sizeof(solver_shared<DIM, __half>), a->stream, true, error,
-                                *p, *a, *saved, *work, blocks, listed, *maps, *copy, *heavy);
+    const int64_t blocks = (int64_t)row_blocks(p), heads = p->batch * p->heads_q,
+                  most = NEAR        ? FEW_KEYS * heads
+                         : below > 0 ? (below - FEW_KEYS) * heads
+                                     : most_solver_blocks<DIM>(*work);
+    /* Neighbours, so that others that come in fours find place. */
+    const unsigned cluster = NEAR && most <= blocks ? FEW_KEYS : 1;
+    return cuda_launch_clusters(
+        "solved_kernel_hopper", solved_kernel_hopper<PARTS, DIM, DECAYED, OF_KEYS, NEAR>,
+        most < blocks ? most : blocks, cluster, THREADS,
+        sizeof(solver_shared<DIM, __half>) + (NEAR ? near_vectors(DIM) : 0), a->stream, true, error, *p, *a,
+        *saved, *work, blocks, listed, below, *maps, *copy, *heavy);
+}
+
+/* Blocks with few keys in two parts. Where blocks are few, those of a causal sequence, without a window, are
+ * no more than FEW_KEYS, and each has a multiprocessor. */
+template <int DIM>
+static loam_status launch_two_parts(const loam_problem *p, const loam_args *a, const local_saved *saved,
+                                    const solve_work *work, const half_copy *copy, const heavy_work *heavy,
+                                    const qkv_maps *maps, loam_error *error)
+{
+    if constexpr (DIM == TILE_SIDE)
+        if (forward_few_pays(p) && p->window == 0 && p->len_q <= p->len_kv)
+            return launch_pass<2, DIM, false, ALL_KEYS, true>(p, a, saved, work, copy, heavy, maps, false,
+                                                              error);
+    return launch_pass<2, DIM, false>(p, a, saved, work, copy, heavy, maps, false, error);
+}
+
+/* Blocks in one part: by clusters where they are few, else with segments of keys where there may be some. */
+template <int DIM>
+static loam_status launch_one_part(const loam_problem *p, const loam_args *a, const local_saved *saved,
+                                   const solve_work *work, const half_copy *copy, const heavy_work *heavy,
+                                   const qkv_maps *maps, loam_error *error)
+{
+    if (DIM == TILE_SIDE && forward_few_pays(p)) {
+        const int below = forward_few_tiles(p);
+        TRY(forward_few(p, a, saved, work, copy, heavy, maps, error));
+        if (below == 0) return LOAM_OK;
+        return launch_pass<1, DIM, false>(p, a, saved, work, copy, heavy, maps, false, error, below);
+    }
+    if (p->len_kv <= UNSEGMENTED_KEYS)
+        return launch_pass<1, DIM, false, ALL_KEYS>(p, a, saved, work, copy, heavy, maps, false, error);
+    return launch_pass<1, DIM, false>(p, a, saved, work, copy, heavy, maps, false, error);
 }
 
 /* Blocks with few keys in two parts; beside them all others in one part; then those for which that was not
@@ -482,8 +221,8 @@ template <int DIM> static loam_status launch(const loam_problem *p, const loam_a
         TRY((launch_pass<2, DIM, true>(p, a, &saved, &work, &copy, &heavy, &maps, false, error)));
     } else {
         if (!all_resident(p, a)) {
-            TRY((launch_pass<2, DIM, false>(p, a, &saved, &work, &copy, &heavy, &maps, false, error)));
-            TRY((launch_pass<1, DIM, false>(p, a, &saved, &work, &copy, &heavy, &maps, false, error)));
+            TRY(launch_two_parts<DIM>(p, a, &saved, &work, &copy, &heavy, &maps, error));
+            TRY(launch_one_part<DIM>(p, a, &saved, &work, &copy, &heavy, &maps, error));
         }
         if (may_be_resident(p, a)) TRY(forward_resident(p, a, &saved, &work, &copy, &heavy, &maps, error));
     }

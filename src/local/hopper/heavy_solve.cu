@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     solver_shared<DIM, __half> &sm = *(solver_shared<DIM, __half> *)swizzled_memory;
     const solve_launch all = { p, a, saved, work, maps, &copy, &heavy };
     const heavy_launch launch = { all, wave };
-    wait_for_previous_launch();
     launch_dependents();
+    wait_for_previous_launch();
     if (wave_blocks(heavy, work, wave) <= 0) return;
     ring_count count = { 0 };
     init_barriers(sm);
@@ -107,31 +107,46 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 /* Rows that a thread block takes at a time, and thread blocks of a multiprocessor. */
 enum { MATRIX_ROWS = 16, MATRIX_BLOCKS = 3 };
 
+/* Threads that have a row: with 64 channels a warp, else all. */
+template <int DIM> constexpr int row_threads = DIM == 64 ? 32 : THREADS;
+template <int DIM> constexpr int rows_at_once = THREADS / row_threads<DIM>;
+
+/* Which of the rows at once is this thread's. */
+template <int DIM> static __device__ __forceinline__ int own_row()
+{
+    return rows_at_once<DIM> > 1 ? (int)threadIdx.x / row_threads<DIM> : 0;
+}
+
+/* kbar and the list of a row, and of the next one of its threads. */
+template <int DIM> struct row_lists {
+    alignas(16) float mean[2][DIM];
+    alignas(16) int32_t key[2][heavy_keys<DIM>];
+    alignas(16) __half root[2][heavy_keys<DIM>];
+};
+
 template <int DIM> struct matrix_shared;
 
-/* A warp has a row. */
 template <> struct matrix_shared<64> {
-    static constexpr int lists = THREADS / 32;
     alignas(16) unsigned char stage[THREADS / 32][GATHER_STAGES * GATHER_BYTES];
     alignas(16) float tail[tail_elements<64>];
-    int32_t key[lists][heavy_keys<64>];
-    __half root[lists][heavy_keys<64>];
+    row_lists<64> lists[rows_at_once<64>];
+    heavy_row row[MATRIX_ROWS];
     row_block block;
     half_units units;
 };
 
-/* All threads have a row; columns take the place of its keys. */
+/* Columns take the place of keys. */
 template <> struct matrix_shared<128> {
-    static constexpr int lists = 1;
     union {
         alignas(1024) __half keys[2][WIDE_DIM * TILE_SIDE];
-        wide_column column[2];
+        wide_column column[3];
     };
     alignas(16) float tail[tail_elements<128>];
-    int32_t key[lists][heavy_keys<128>];
-    __half root[lists][heavy_keys<128>];
+    row_lists<128> lists[rows_at_once<128>];
+    heavy_row row[MATRIX_ROWS];
     row_block block;
     half_units units;
+    uint64_t ended;
 };
 
 /* Channel 8 n + g of a row, of a vector of a listed block. */
@@ -141,21 +156,58 @@ static __device__ __forceinline__ float channel_of_row(const float *vector, int 
     return vector[element * THREADS + thread];
 }
 
-/* The list of a row to shared memory, by a warp or by all threads. */
+/* The rows of a piece, from `first` on: keys of their head, kbar and weights of all rows of their block. */
+template <int DIM> struct matrix_piece {
+    const heavy_slot<DIM> &slot;
+    const __half *keys;
+    const float *kbar;
+    const row_weight *weight;
+    int first;
+};
+
+/* kbar of the next row, in the thread's channels. */
+template <int DIM> struct asked_row {
+    float mean[DIM / row_threads<DIM>];
+};
+
+/* Asks for what is needed of row i of a piece, before the row at hand is done. */
 template <int DIM>
-static __device__ __forceinline__ key_list load_list(matrix_shared<DIM> &sm, const heavy_slot<DIM> &slot,
-                                                     int at, int count)
+static __device__ __forceinline__ void ask_row(asked_row<DIM> &asked, matrix_shared<DIM> &sm,
+                                               const matrix_piece<DIM> &piece, int i)
 {
-    constexpr int lists = matrix_shared<DIM>::lists, threads = THREADS / lists;
-    const int list = (int)threadIdx.x / threads, thread = (int)threadIdx.x % threads;
-    const int whole = whole_squares(count);
-    lists > 1 ? __syncwarp() : __syncthreads();
-    for (int n = thread * 4; n < whole; n += threads * 4)
-        *(int4 *)&sm.key[list][n] = *(const int4 *)&slot.keys(at)[n];
-    for (int n = thread * 8; n < whole; n += threads * 8)
-        *(int4 *)&sm.root[list][n] = *(const int4 *)&slot.roots(at)[n];
-    lists > 1 ? __syncwarp() : __syncthreads();
-    return { sm.key[list], sm.root[list], count };
+    constexpr int threads = row_threads<DIM>;
+    const int at = piece.first + i, thread = (int)threadIdx.x % threads, turn = i / rows_at_once<DIM> % 2;
+    const int whole = whole_squares(sm.row[i].count);
+    row_lists<DIM> &to = sm.lists[own_row<DIM>()];
+#pragma unroll
+    for (int from = 0; from < heavy_keys<DIM>; from += 4 * threads) {
+        const int n = from + 4 * thread;
+        if (n < whole) copy_async_16(&to.key[turn][n], &piece.slot.keys(at)[n]);
+    }
+    static_assert(heavy_keys<DIM> <= 8 * threads, "a thread asks for eight roots");
+    if (8 * thread < whole) copy_async_16(&to.root[turn][8 * thread], &piece.slot.roots(at)[8 * thread]);
+    copy_async_commit();
+#pragma unroll
+    for (int n = 0; n < DIM / threads; n++) {
+        const int channel = n * threads + thread;
+        asked.mean[n] = channel_of_row(piece.kbar, at, channel / 8, channel % 8);
+    }
+}
+
+/* What was asked for of row i is there for all of its threads. Returns its list. */
+template <int DIM>
+static __device__ __forceinline__ key_list take_row(const asked_row<DIM> &asked, matrix_shared<DIM> &sm,
+                                                    int i)
+{
+    constexpr int threads = row_threads<DIM>;
+    const int turn = i / rows_at_once<DIM> % 2;
+    row_lists<DIM> &list = sm.lists[own_row<DIM>()];
+    copy_async_wait<0>();
+#pragma unroll
+    for (int n = 0; n < DIM / threads; n++)
+        list.mean[turn][n * threads + (int)threadIdx.x % threads] = asked.mean[n];
+    rows_at_once<DIM> > 1 ? __syncwarp() : __syncthreads();
+    return { list.key[turn], list.root[turn], sm.row[i].count };
 }
 
 /* The ridge of channels channel(n) of a row, in the unit of its matrix. */
@@ -180,78 +232,118 @@ static __device__ __forceinline__ const __half *block_keys(const solve_launch &a
            LOCAL_AT(all.copy->keys, block.s.b, block.h_kv, block.s.k0 + block.first);
 }
 
-/* V of a row of this warp takes the place of its list. */
-static __device__ __forceinline__ void row_factor(matrix_shared<64> &sm, const heavy_launch &launch,
-                                                  const heavy_slot<64> &slot, int64_t n, int at)
+/* s = C of the block times the weight that is not on the list. */
+static __device__ __forceinline__ void begin_sums(square_sums (&s)[LOWER_SQUARES], const float *tail,
+                                                  float mass)
 {
-    const row_block &block = sm.block;
-    const solve_launch &all = launch.all;
-    const heavy_work &heavy = *all.heavy;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const heavy_row row = slot.row[at];
-    if (row.count == NO_MATRIX) return;
-    const __half *const keys = block_keys<64>(all, block);
+#pragma unroll
+    for (int i = 0; i < LOWER_SQUARES * 2; i++) {
+        const float4 c = *(const float4 *)&tail[(i * 32 + (int)threadIdx.x % 32) * 4];
+        float(&at_tile)[4] = s[i / 2].tile[i % 2];
+        at_tile[0] = mass * c.x, at_tile[1] = mass * c.y;
+        at_tile[2] = mass * c.z, at_tile[3] = mass * c.w;
+    }
+}
+
+/* V of row i of a piece, of this warp, takes the place of its list. */
+static __device__ __forceinline__ void row_factor(matrix_shared<64> &sm, const solve_launch &all,
+                                                  const matrix_piece<64> &piece, int i, asked_row<64> &asked)
+{
+    const int warp = own_row<64>(), lane = threadIdx.x % 32, at = piece.first + i;
+    const key_list list = take_row(asked, sm, i);
+    const float largest = piece.weight[at].largest;
+    if (i + rows_at_once<64> < MATRIX_ROWS) ask_row(asked, sm, piece, i + rows_at_once<64>);
+    if (list.count == NO_MATRIX) return;
     square_sums s[LOWER_SQUARES];
     uint32_t centre[2 * SQUARES];
     float ridge[2 * SQUARES];
+    const float *const mean = sm.lists[warp].mean[i / rows_at_once<64> % 2];
 #pragma unroll
-    for (int i = 0; i < 2 * SQUARES; i++)
-        centre[i] = centre_of(channel_of_row(heavy.vectors + n * listed_vectors<64>, at, i, lane / 4));
-    const key_list list = load_list(sm, slot, at, row.count);
-#pragma unroll
-    for (int i = 0; i < LOWER_SQUARES * 2; i++) {
-        const float4 c = *(const float4 *)&sm.tail[(i * 32 + lane) * 4];
-        float(&at_tile)[4] = s[i / 2].tile[i % 2];
-        at_tile[0] = row.mass * c.x, at_tile[1] = row.mass * c.y;
-        at_tile[2] = row.mass * c.z, at_tile[3] = row.mass * c.w;
-    }
-    add_list(s, keys, TILE_SIDE, list, centre, sm.stage[warp]);
-    matrix_ridge(ridge, all, block, at, sm.units, heavy.weight[n * ROWS + at].largest,
-                 [&](int i) { return 8 * i + lane / 4; });
+    for (int n = 0; n < 2 * SQUARES; n++)
+        centre[n] = centre_of(mean[8 * n + lane / 4]);
+    begin_sums(s, sm.tail, sm.row[i].mass);
+    add_list(s, piece.keys, TILE_SIDE, list, centre, sm.stage[warp]);
+    matrix_ridge(ridge, all, sm.block, at, sm.units, largest, [&](int n) { return 8 * n + lane / 4; });
     add_diagonal(s, ridge);
-    uint32_t *const factor = slot.factor + at * factor_words<64>;
+    uint32_t *const factor = piece.slot.factor + at * factor_words<64>;
     invert_matrix(s, LEAST_PIVOT, [&](int to, int from, const square_parts &v) {
         put_square(factor, lower_square(to, from), v.hi);
     });
 }
 
-/* V of a row of the thread block. */
-static __device__ __forceinline__ void row_factor(matrix_shared<128> &sm, const heavy_launch &launch,
-                                                  const heavy_slot<128> &slot, int64_t n, int at)
+/* Channels of kbar as the thread centres keys. */
+static __device__ __forceinline__ void wide_centre(uint32_t (&centre)[4], const float *kbar)
 {
-    const row_block &block = sm.block;
-    const solve_launch &all = launch.all;
-    const heavy_work &heavy = *all.heavy;
-    const int warp = (int)warp_uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
-    const heavy_row row = slot.row[at];
-    if (row.count == NO_MATRIX) return;
+    const float *const mean = kbar + threadIdx.x % WIDE_CHUNKS * 8;
+#pragma unroll
+    for (int pair = 0; pair < 4; pair++)
+        centre[pair] = pack_pair<__half>(-CENTRED_SCALE * mean[2 * pair],
+                                         -CENTRED_SCALE * mean[2 * pair + 1]);
+}
+
+static __device__ __forceinline__ void begin_sums(wide_sums &s, const float *tail, float mass, int warp)
+{
+    each_wide_square(
+        s, warp,
+        [&](int square, float(&x)[4], float(&y)[4]) {
+            const float4 *const at = (const float4 *)tail + square * 2 * 32 + threadIdx.x % 32;
+            const float4 c = at[0], d = at[32];
+            x[0] = mass * c.x, x[1] = mass * c.y, x[2] = mass * c.z, x[3] = mass * c.w;
+            y[0] = mass * d.x, y[1] = mass * d.y, y[2] = mass * d.z, y[3] = mass * d.w;
+        });
+}
+
+/* V of row i of a piece, of all threads. */
+static __device__ __forceinline__ void row_factor(matrix_shared<128> &sm, const solve_launch &all,
+                                                  const matrix_piece<128> &piece, int i,
+                                                  asked_row<128> &asked)
+{
+    const int warp = (int)warp_uniform(threadIdx.x / 32), lane = threadIdx.x % 32, at = piece.first + i;
+    const key_list list = take_row(asked, sm, i);
+    wide_gather gather;
+    gather.load(piece.keys, list, 0);
+    if (i + 1 < MATRIX_ROWS) ask_row(asked, sm, piece, i + 1);
+    if (list.count == NO_MATRIX) return;
     wide_sums s = {};
     uint32_t centre[4];
     float ridge[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float *const vector = heavy.vectors + n * listed_vectors<128>;
-        const int chunk = threadIdx.x % WIDE_CHUNKS;
-        centre[i] = pack_pair<__half>(-CENTRED_SCALE * channel_of_row(vector, at, chunk, 2 * i),
-                                      -CENTRED_SCALE * channel_of_row(vector, at, chunk, 2 * i + 1));
-    }
-    const key_list list = load_list(sm, slot, at, row.count);
-    each_wide_square(s, warp, [&](int square, float(&x)[4], float(&y)[4]) {
-        const float4 c = *(const float4 *)&sm.tail[(square * 2 * 32 + lane) * 4],
-                     d = *(const float4 *)&sm.tail[((square * 2 + 1) * 32 + lane) * 4];
-        x[0] = row.mass * c.x, x[1] = row.mass * c.y, x[2] = row.mass * c.z, x[3] = row.mass * c.w;
-        y[0] = row.mass * d.x, y[1] = row.mass * d.y, y[2] = row.mass * d.z, y[3] = row.mass * d.w;
-    });
-    add_list(s, sm.keys, block_keys<128>(all, block), list, centre);
-    matrix_ridge(ridge, all, block, at, sm.units, heavy.weight[n * ROWS + at].largest,
-                 [&](int i) { return i / 2 * TILE_SIDE + warp * SQUARE + i % 2 * 8 + lane / 4; });
+    matrix_ridge(ridge, all, sm.block, at, sm.units, piece.weight[at].largest,
+                 [&](int n) { return n / 2 * TILE_SIDE + warp * SQUARE + n % 2 * 8 + lane / 4; });
+    wide_centre(centre, sm.lists[0].mean[i % 2]);
+    begin_sums(s, sm.tail, sm.row[i].mass, warp);
+    add_list(s, gather, sm.keys, piece.keys, list, centre);
     wide_rows rows = wide_rows_of(s);
     add_diagonal(rows, ridge, warp);
-    uint32_t *const factor = slot.factor + at * factor_words<128>;
-    __syncthreads();
-    invert_matrix(rows, sm.column, warp, LEAST_PIVOT, [&](int to, int from, const square_parts &v) {
+    uint32_t *const factor = piece.slot.factor + at * factor_words<128>;
+    const auto put = [&](int to, int from, const square_parts &v) {
         put_square(factor, lower_square(to, from), v.hi);
-    });
+    };
+    invert_matrix(rows, sm.column, warp, LEAST_PIVOT, &sm.ended, put);
+}
+
+static __device__ __forceinline__ void init_matrices(matrix_shared<64> &) {}
+static __device__ __forceinline__ void init_matrices(matrix_shared<128> &sm)
+{
+    if (threadIdx.x == 0) barrier_init(&sm.ended, THREADS);
+}
+
+/* V of MATRIX_ROWS rows of block n of the list, from row `first` on. */
+template <int DIM>
+static __device__ __forceinline__ void piece_factors(matrix_shared<DIM> &sm, const heavy_launch &launch,
+                                                     const heavy_slot<DIM> &slot, int64_t n, int first)
+{
+    const heavy_work &heavy = *launch.all.heavy;
+    const matrix_piece<DIM> piece = { slot, block_keys<DIM>(launch.all, sm.block),
+                                      heavy.vectors + n * listed_vectors<DIM>, heavy.weight + n * ROWS,
+                                      first };
+    const int own = own_row<DIM>();
+    asked_row<DIM> asked;
+    if (threadIdx.x < MATRIX_ROWS) sm.row[threadIdx.x] = slot.row[first + (int)threadIdx.x];
+    __syncthreads();
+    ask_row(asked, sm, piece, own);
+#pragma unroll 1
+    for (int i = own; i < MATRIX_ROWS; i += rows_at_once<DIM>)
+        row_factor(sm, launch.all, piece, i, asked);
 }
 
 template <int DIM>
@@ -263,17 +355,15 @@ __global__ void __launch_bounds__(THREADS, MATRIX_BLOCKS)
 {
     extern __shared__ __align__(1024) unsigned char swizzled_memory[];
     matrix_shared<DIM> &sm = *(matrix_shared<DIM> *)swizzled_memory;
-    constexpr int lists = matrix_shared<DIM>::lists;
     const solve_launch all = { p, a, saved, work, maps, &copy, &heavy };
     const heavy_launch launch = { all, wave };
-    wait_for_previous_launch();
     launch_dependents();
+    init_matrices(sm);
+    wait_for_previous_launch();
     const int64_t pieces = wave_blocks(heavy, work, wave) * (ROWS / MATRIX_ROWS);
     for (int64_t piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
         const int64_t place = piece / (ROWS / MATRIX_ROWS), n = wave.base + place, number = heavy.listed[n];
         const heavy_slot<DIM> slot = heavy.slot<DIM>(place);
-        const int first = (int)(piece % (ROWS / MATRIX_ROWS)) * MATRIX_ROWS +
-                          (lists > 1 ? (int)threadIdx.x / 32 : 0);
         __syncthreads();
         if (threadIdx.x == 0) {
             sm.block = row_block_at(p, a, number);
@@ -282,9 +372,7 @@ __global__ void __launch_bounds__(THREADS, MATRIX_BLOCKS)
         for (int i = threadIdx.x * 4; i < tail_elements<DIM>; i += THREADS * 4)
             *(float4 *)&sm.tail[i] = *(const float4 *)&slot.tail[i];
         __syncthreads();
-#pragma unroll 1
-        for (int i = 0; i < MATRIX_ROWS / lists; i++)
-            row_factor(sm, launch, slot, n, first + i * lists);
+        piece_factors(sm, launch, slot, n, (int)(piece % (ROWS / MATRIX_ROWS)) * MATRIX_ROWS);
     }
 }
 
@@ -410,8 +498,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     solver_shared<DIM, __half> &sm = *(solver_shared<DIM, __half> *)swizzled_memory;
     const solve_launch all = { p, a, saved, work, maps, &copy, &heavy };
     const heavy_launch launch = { all, wave };
-    wait_for_previous_launch();
     launch_dependents();
+    wait_for_previous_launch();
     if (wave_blocks(heavy, work, wave) <= 0) return;
     float *const scratch = work.scratch + (int64_t)blockIdx.x * VECTORS * (DIM / 2) * THREADS;
     ring_count count = { 0 };

@@ -4,6 +4,7 @@
 #ifndef LOAM_LOCAL_HOPPER_PCG_CUH
 #define LOAM_LOCAL_HOPPER_PCG_CUH
 
+#include "src/local/hopper/conjugate.cuh"
 #include "src/local/hopper/heavy_work.cuh"
 
 /* The norm of a residual as operand of its factor. */
@@ -48,6 +49,21 @@ template <int DIM> static __device__ __forceinline__ uint64_t *factor_barriers(s
     return &sm.extended_full[0][0];
 }
 
+/* As load_bytes, of what the L2 cache need not keep: between two reads of a factor all others are read. */
+static __device__ __forceinline__ void load_bytes_once(void *shared, const void *global, unsigned bytes,
+                                                       uint64_t *barrier)
+{
+    asm volatile(
+        "{\n"
+        ".reg .b64 policy;\n"
+        "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], "
+        "%2, [%3], policy;\n"
+        "}\n" ::"r"(shared_address(shared)),
+        "l"(global), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
+}
+
 template <int DIM> struct factor_stream {
     static constexpr unsigned stages = factor_stages<DIM>;
     static constexpr int pieces = factor_pieces<DIM>;
@@ -68,8 +84,8 @@ template <int DIM> struct factor_stream {
                                               : (unsigned)FACTOR_BYTES;
             const int begin = pieces > 1 ? piece_begin(asked) * SQUARE_WORDS : 0;
             barrier_expect(&full[place], bytes);
-            load_bytes(stage + place * FACTOR_BYTES, factor + (__ffs(ahead) - 1) * factor_words<DIM> + begin,
-                       bytes, &full[place]);
+            load_bytes_once(stage + place * FACTOR_BYTES,
+                            factor + (__ffs(ahead) - 1) * factor_words<DIM> + begin, bytes, &full[place]);
         }
         asked = pieces > 1 && asked + 1 < pieces ? asked + 1 : 0;
         if (asked == 0) ahead &= ahead - 1;

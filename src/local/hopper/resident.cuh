@@ -13,6 +13,7 @@
 #define LOAM_LOCAL_HOPPER_RESIDENT_CUH
 
 #include "src/local/hopper/claim.cuh"
+#include "src/local/hopper/conjugate.cuh"
 #include "src/local/hopper/forward_rows.cuh"
 
 enum { GROUP = 16, FRAGMENTS = TILE_SIDE / 8 };

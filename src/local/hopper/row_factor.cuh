@@ -204,26 +204,51 @@ static __device__ __forceinline__ void add_diagonal(square_sums (&s)[LOWER_SQUAR
 
 /* ------------------------------------------------------------------ its inverse */
 
+/* Of pivots, which are far from the ends of the range. */
+static __device__ __forceinline__ float pivot_inverse(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+static __device__ __forceinline__ float pivot_inverse_root(float x)
+{
+    float y;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* Elements 2 t and 2 t + 1 of a lane. */
+static __device__ __forceinline__ float2 pair_of_lane(const float (&s)[2], int lane)
+{
+    return { __shfl_sync(0xffffffffu, s[0], lane), __shfl_sync(0xffffffffu, s[1], lane) };
+}
+
 /* A symmetric 8 x 8 matrix s = L L^T, this lane's elements 2 t and 2 t + 1 of row g, becomes L^-1. Row
  * operations turn s = U D U^T into D U^T and the identity into U^-1, of which column k takes the place of the
  * eliminated column k of s; the rows of U^-1 divided by the roots of D are those of L^-1. Pivots are at least
- * `least`. */
+ * `least`. Two columns at a time: all lanes compute both pivots, which is a shorter chain than to ask for the
+ * second one. */
 static __device__ __forceinline__ void eliminate(float (&s)[2], float least)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     float own = 1;
 #pragma unroll
-    for (int k = 0; k < 8; k++) {
-        const float pivot = fmaxf(__shfl_sync(0xffffffffu, s[k % 2], k * 4 + k / 2), least),
-                    mine = __shfl_sync(0xffffffffu, s[k % 2], g * 4 + k / 2),
-                    above[2] = { __shfl_sync(0xffffffffu, s[0], k * 4 + t),
-                                 __shfl_sync(0xffffffffu, s[1], k * 4 + t) };
-        const float factor = g > k ? __fdividef(mine, pivot) : 0;
-        own = g == k ? pivot : own;
-        s[0] -= factor * above[0], s[1] -= factor * above[1];
-        s[k % 2] = t == k / 2 && g > k ? -factor : s[k % 2];
+    for (int k = 0; k < 8; k += 2) {
+        const float2 upper = pair_of_lane(s, k * 4 + k / 2), lower = pair_of_lane(s, (k + 1) * 4 + k / 2),
+                     mine = pair_of_lane(s, g * 4 + k / 2), first = pair_of_lane(s, k * 4 + t),
+                     row = pair_of_lane(s, (k + 1) * 4 + t);
+        const float pivot = fmaxf(upper.x, least), inverse = pivot_inverse(pivot), ratio = lower.x * inverse,
+                    last_pivot = fmaxf(lower.y - ratio * lower.x, least);
+        const float factor = g > k ? mine.x * inverse : 0,
+                    last_factor = g > k + 1 ? (mine.y - factor * lower.x) * pivot_inverse(last_pivot) : 0;
+        const float2 second = { row.x - ratio * first.x, row.y - ratio * first.y };
+        own = g == k ? pivot : g == k + 1 ? last_pivot : own;
+        s[0] -= factor * first.x + last_factor * second.x, s[1] -= factor * first.y + last_factor * second.y;
+        if (t == k / 2 && g > k) s[0] = last_factor * ratio - factor;
+        if (t == k / 2 && g > k + 1) s[1] = -last_factor;
     }
-    const float scale = rsqrtf(own);
+    const float scale = pivot_inverse_root(own);
 #pragma unroll
     for (int e = 0; e < 2; e++)
         s[e] = (2 * t + e < g ? s[e] : 2 * t + e == g ? 1.0f : 0.0f) * scale;
@@ -251,10 +276,10 @@ static __device__ __forceinline__ void add_small(float (&d)[2], const small_part
                                                  bool negative)
 {
     const uint32_t sign = negative ? 0x80008000u : 0, rows[2] = { a.hi ^ sign, a.lo ^ sign };
-    float sum[4] = { d[0], d[1], 0, 0 };
-    mma_half(sum, rows, b.lo);
-    mma_half(sum, rows, b.hi);
-    d[0] = sum[0] + sum[2], d[1] = sum[1] + sum[3];
+    float low[4] = {}, high[4] = { d[0], d[1], 0, 0 }; /* apart: neither product waits for the other */
+    mma_half(low, rows, b.lo);
+    mma_half(high, rows, b.hi);
+    d[0] = (low[0] + low[2]) + (high[0] + high[2]), d[1] = (low[1] + low[3]) + (high[1] + high[3]);
 }
 
 /* W = L^-1 of the square s = L L^T, and its transpose, as operands; by its quarters of 8 x 8. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The solver of Local Linear Attention on Hopper, for the forward pass and for the adjoint solve of the
- * backward pass: the state of a block of 64 rows, the product of Cov + Lambda with a direction (its image),
- * and conjugate gradients.
+ * backward pass: the state of a block of 64 rows, and the product of Cov + Lambda with a direction (its
+ * image). conjugate.cuh has the steps.
  *
  * Operands of products are of type T. A direction and weights in one bf16 part each leave a relative residual
  * of about 2^-8, in two parts of about 2^-17; in fp16 of 2^-11 and 2^-22. fp16 needs units: keys and values
@@ -23,9 +23,6 @@
 
 /* Rows must see this many keys for each channel for one part to be enough. */
 enum { FEW_KEYS = 6 };
-
-/* Rows that take more iterations stop at `late_stop`: rounding adds more to their residual. */
-enum { FEW_ITERATIONS = 4 };
 
 /* The ridge of each channel lies in the scratch where the solver of cuda/ has the image. */
 enum { VECTOR_RIDGE = VECTOR_IMAGE };
@@ -48,16 +45,19 @@ template <int DIM, class T> struct solver_shared {
     int64_t block, listed;
     int scratch;
     row_block rows;
-    key_segments segments;
+    int segment_tiles; /* of the claimed block's keys (segments.cuh) */
 };
 
 /* Stages that a sweep over keys uses. */
-template <bool SEGMENTED, int DIM>
-constexpr unsigned sweep_stages = SEGMENTED ? (unsigned)SEGMENT_STAGES : ring_stages<DIM>;
+template <int KEYS, int DIM>
+constexpr unsigned sweep_stages = KEYS == ALL_KEYS       ? ring_stages<DIM>
+                                  : KEYS == KEY_SEGMENTS ? (unsigned)SEGMENT_STAGES
+                                                         : (unsigned)SHARE_STAGES;
 
 /* The systems (Cov + Lambda) x = b of a block of 64 rows. */
 template <int DIM, bool DECAYED, class T> struct block_system {
-    static constexpr int dim = DIM;
+    static constexpr int dim = DIM, rows = 2; /* rows: of a thread */
+    typedef T type;                           /* of operands */
     const loam_problem &p;
     const loam_args &a;
     const row_block &block;
@@ -94,6 +94,10 @@ template <int DIM, bool DECAYED, class T> struct block_system {
     {
         return tile_value(sm.query[swizzled(r.at[row], c)]) * (is_half<T> ? query_unit[row] : 1);
     }
+    /* After the thread's part of a direction has been written to shared memory, and before it is an operand
+     * of products. */
+    __device__ __forceinline__ void direction_written() const { fence_async_proxy(); }
+    __device__ __forceinline__ void direction_complete() const { __syncthreads(); }
     __device__ __forceinline__ bool unmasked(int j) const
     {
         return j >= unmasked_begin && j + TILE_SIDE <= unmasked_end;
@@ -167,6 +171,25 @@ static __device__ __forceinline__ block_system<DIM, DECAYED, T> system_in_regist
                                           from.unmasked_end,
                                           from.lse_exact };
     return sys;
+}
+
+/* The systems of a thread block that has a multiprocessor to itself: their vectors lie in shared memory,
+ * which is nearer than the scratch. */
+template <int DIM, bool DECAYED, class T> struct near_system : block_system<DIM, DECAYED, T> {
+    __device__ __forceinline__ lane_vector vector(int which) const
+    {
+        extern __shared__ __align__(1024) unsigned char swizzled_memory[];
+        return scratch_vector<DIM>((float *)(swizzled_memory + sizeof(solver_shared<DIM, T>)), which);
+    }
+};
+static constexpr size_t near_vectors(size_t dim) { return VECTORS * (dim / 2) * THREADS * sizeof(float); }
+
+template <int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ near_system<DIM, DECAYED, T> system_in_registers(
+    const near_system<DIM, DECAYED, T> &from, const row_pair &r, const row_ridge &ridge)
+{
+    const block_system<DIM, DECAYED, T> &plain = from;
+    return { system_in_registers(plain, r, ridge) };
 }
 
 /* Where scores decay: the products q . k with keys from j on become scores to base 2. */
@@ -411,12 +434,13 @@ struct image_products {
 
 /* y becomes the image (Cov + Lambda) direction, from y = sum f k and total = sum f (this thread's columns),
  * where f = p (direction . k - centre), in its unit: y - total kbar + Lambda direction. */
-template <int PARTS, int DIM, bool DECAYED, class T>
-static __device__ __forceinline__ image_products finish_image(float (&y)[DIM / TILE_SIDE][8][4],
-                                                              const block_system<DIM, DECAYED, T> &sys,
-                                                              const row_direction &own, float (&total)[2])
+template <int PARTS, class SYSTEM>
+static __device__ __forceinline__ image_products finish_image(float (&y)[SYSTEM::dim / TILE_SIDE][8][4],
+                                                              const SYSTEM &sys, const row_direction &own,
+                                                              float (&total)[2])
 {
-    const lane_vector kbar = sys.vector(VECTOR_KBAR), ridge = sys.vector(VECTOR_RIDGE);
+    constexpr int DIM = SYSTEM::dim;
+    const auto kbar = sys.vector(VECTOR_KBAR), ridge = sys.vector(VECTOR_RIDGE);
     const float unit[2] = { image_unit(sys, own, 0), image_unit(sys, own, 1) };
     const float weight[2] = { own.unit[0] * power_inverse(unit[0]), own.unit[1] * power_inverse(unit[1]) };
     image_products d = {};
@@ -425,7 +449,7 @@ static __device__ __forceinline__ image_products finish_image(float (&y)[DIM / T
 #pragma unroll
         for (int n = 0; n < DIM / 8; n++) {
 #pragma unroll
-            for (int e = 0; e < 4; e += 2) {
+            for (int e = 0; e < 2 * SYSTEM::rows; e += 2) {
                 const float2 p = direction_pair<PARTS>(sys, n, e);
                 y[n / 8][n % 8][e] += weight[e / 2] * ridge.get(4 * n + e) * p.x;
                 y[n / 8][n % 8][e + 1] += weight[e / 2] * ridge.get(4 * n + e + 1) * p.y;
@@ -437,7 +461,7 @@ static __device__ __forceinline__ image_products finish_image(float (&y)[DIM / T
 #pragma unroll
     for (int n = 0; n < DIM / 8; n++) {
 #pragma unroll
-        for (int e = 0; e < 4; e += 2) {
+        for (int e = 0; e < 2 * SYSTEM::rows; e += 2) {
             const int row = e / 2;
             float2 p = direction_pair<PARTS>(sys, n, e);
             p.x *= own.unit[row], p.y *= own.unit[row];
@@ -458,20 +482,21 @@ static __device__ __forceinline__ image_products finish_image(float (&y)[DIM / T
     return d;
 }
 
-/* y = (Cov + Lambda) direction. own.centre is direction . kbar up to rounding; the error that it leaves in f
- * is taken out by finish_image, which subtracts kbar times the sum of f. */
-template <int PARTS, bool SEGMENTED = false, int DIM, bool DECAYED, class T>
-static __device__ __forceinline__ image_products compute_image(float (&y)[DIM / TILE_SIDE][8][4],
-                                                               const block_system<DIM, DECAYED, T> &sys,
-                                                               const row_direction &own)
+/* y = sum f k and total = sum f (this thread's columns) over the keys, where f = p (direction . k - centre).
+ * own.centre is direction . kbar up to rounding; the error that it leaves in f is taken out by finish_image,
+ * which subtracts kbar times the sum of f. */
+template <int PARTS, int KEYS, int DIM, bool DECAYED, class T>
+static __device__ __forceinline__ void sum_image(float (&y)[DIM / TILE_SIDE][8][4],
+                                                 const block_system<DIM, DECAYED, T> &sys,
+                                                 const row_direction &own, float (&total)[2])
 {
-    float total[2] = { 0, 0 };
+    total[0] = total[1] = 0;
     weights_operand<PARTS, 4, T> w;
     pass_weights<DIM, DECAYED, T, PARTS, false> f(sys, own, total);
-    plain_sums<SEGMENTED, DIM, T> segments(sys.sm, sys.block.first);
+    plain_sums<KEYS == KEY_SEGMENTS, DIM, T> segments(sys.sm, sys.block.first);
     clear_sums<DIM>(y);
     stream_pipelined<DIM, false, DIM <= 128>(
-        sys.template ring<sweep_stages<SEGMENTED, DIM>>(), sys.count, sys.maps, sys.block,
+        sys.template ring<sweep_stages<KEYS, DIM>>(), sys.count, sys.maps, sys.block,
         [&](const auto &t) { f.score(t); },
         [&](const auto &t) {
             segments.begin_tile(t.j, total);
@@ -488,22 +513,32 @@ static __device__ __forceinline__ image_products compute_image(float (&y)[DIM / 
         });
     wgmma_results(y);
     segments.finish(total, y);
+}
+
+/* y = (Cov + Lambda) direction. */
+template <int PARTS, int KEYS = ALL_KEYS, class SYSTEM>
+static __device__ __forceinline__ image_products compute_image(float (&y)[SYSTEM::dim / TILE_SIDE][8][4],
+                                                               const SYSTEM &sys, const row_direction &own)
+{
+    float total[2];
+    sum_image<PARTS, KEYS>(y, sys, own, total);
     return finish_image<PARTS>(y, sys, own, total);
 }
 
 /* The vector y becomes the direction, in the unit that own has. */
-template <int PARTS, int DIM, bool DECAYED, class T>
-static __device__ __forceinline__ void put_direction(const block_system<DIM, DECAYED, T> &sys,
-                                                     const float (&y)[DIM / TILE_SIDE][8][4],
+template <int PARTS, class SYSTEM>
+static __device__ __forceinline__ void put_direction(const SYSTEM &sys,
+                                                     const float (&y)[SYSTEM::dim / TILE_SIDE][8][4],
                                                      row_direction &own)
 {
-    const lane_vector kbar = sys.vector(VECTOR_KBAR);
+    constexpr int DIM = SYSTEM::dim;
+    const auto kbar = sys.vector(VECTOR_KBAR);
     const float inverse[2] = { power_inverse(own.unit[0]), power_inverse(own.unit[1]) };
     own.centre[0] = own.centre[1] = 0;
 #pragma unroll
     for (int n = 0; n < DIM / 8; n++) {
 #pragma unroll
-        for (int e = 0; e < 4; e += 2) {
+        for (int e = 0; e < 2 * SYSTEM::rows; e += 2) {
             const int row = e / 2;
             const float2 p = set_direction_pair<PARTS>(
                 sys, n, e, { y[n / 8][n % 8][e] * inverse[row], y[n / 8][n % 8][e + 1] * inverse[row] });
@@ -511,17 +546,19 @@ static __device__ __forceinline__ void put_direction(const block_system<DIM, DEC
         }
     }
     own.centre[0] = quad_sum(own.centre[0]), own.centre[1] = quad_sum(own.centre[1]);
-    fence_async_proxy();
-    __syncthreads();
+    sys.direction_written();
+    sys.direction_complete();
 }
 
 /* The solution x in the scratch becomes the direction, rounded to bf16 where `narrow`; y is clobbered. */
-template <int PARTS, int DIM, bool DECAYED, class T>
-static __device__ __forceinline__ void direction_from_solution(const block_system<DIM, DECAYED, T> &sys,
-                                                               float (&y)[DIM / TILE_SIDE][8][4],
+template <int PARTS, class SYSTEM>
+static __device__ __forceinline__ void direction_from_solution(const SYSTEM &sys,
+                                                               float (&y)[SYSTEM::dim / TILE_SIDE][8][4],
                                                                row_direction &own, bool narrow = false)
 {
-    const lane_vector x = sys.vector(VECTOR_X);
+    typedef typename SYSTEM::type T;
+    constexpr int DIM = SYSTEM::dim;
+    const auto x = sys.vector(VECTOR_X);
     float top[2] = { 0, 0 };
 #pragma unroll
     for (int n = 0; n < DIM / 2; n++) {
@@ -544,9 +581,9 @@ static __device__ __forceinline__ void direction_from_solution(const block_syste
 }
 
 /* Writes the ridge of each channel to the scratch, where the problem has one for each channel. */
-template <int DIM, bool DECAYED, class T>
-static __device__ __forceinline__ void put_ridge(const block_system<DIM, DECAYED, T> &sys)
+template <class SYSTEM> static __device__ __forceinline__ void put_ridge(const SYSTEM &sys)
 {
+    constexpr int DIM = SYSTEM::dim;
     const lane_vector ridge = sys.vector(VECTOR_RIDGE);
     if (sys.ridge.channels) {
 #pragma unroll 1
@@ -554,210 +591,6 @@ static __device__ __forceinline__ void put_ridge(const block_system<DIM, DECAYED
             ridge.put(
                 n, ridge_at(sys.ridge, sys.p, sys.a, sys.block, sys.r, n / 2 % 2, column_of(n / 4, n % 4)));
         }
-    }
-}
-
-/* Must the row iterate on? It stops where its residual is below `stop` and where it would also be accepted,
- * by the condition number met so far and with a margin for rounding. */
-static __device__ __forceinline__ bool unsolved(const cg_rows &cg, const cg_tolerance &tolerance, int row)
-{
-    const float sure = 0.64f * tolerance.accept * tolerance.accept;
-    const float stop = cg.iterations[row] > FEW_ITERATIONS ? tolerance.late_stop : tolerance.stop;
-    return cg.rr[row] > stop * stop * cg.bb[row] ||
-           (!tolerance.by_residual && cg.rr[row] * cg.most[row] > sure * cg.bb[row] * cg.least[row]);
-}
-
-/* Where a rate is asked for, a row whose residual, relative to b, is above envelope_start rate^n after n >= 3
- * steps would not converge in time, nor one above second_residual after two. Residuals first rise where the
- * spectrum is wide. The first step tells by the largest residual of the block together with the largest
- * Rayleigh quotient of its directions, relative to the ridge. Blocks of four layers of a trained model had
- * residuals of 1.2 to 3.6 with quotients of 9 to 46 at ridge 1, which takes 8 to 14 steps; at 0.1, which
- * takes more than 20, 2.5 to 6.7 with 83 to 454, or 1.3 to 1.8 with 253 to 359. Normal keys at 0.01, which
- * take 10 to 20, had 0.5 to 1.6 with 110 to 189. With 128 channels, two heads of these side by side, it was
- * 2.7 to 4.3 with 9 to 68, which takes 11 to 15 steps, and up to 2.4 after two; at 0.1, 4.1 to 9.1 with 84 to
- * 673. */
-template <int DIM> constexpr float envelope_start = DIM == 64 ? 2.4f : 4.0f;
-template <int DIM> constexpr float second_residual = DIM == 64 ? 2.0f : 3.0f;
-#define FIRST_RESIDUAL 2.0f
-#define FIRST_QUOTIENT 75.0f
-#define FIRST_RESIDUAL_WIDE 1.2f
-#define FIRST_QUOTIENT_WIDE 230.0f
-
-/* Would a row of the block take too long, by its residual after `count` steps? All threads of the block call
- * it. */
-template <int DIM>
-static __device__ __forceinline__ bool too_slow(const cg_rows &cg, const cg_tolerance &tolerance,
-                                                const image_products &d, const float (&least)[2],
-                                                float envelope, int count)
-{
-    const auto beyond = [&](float limit) {
-        return __syncthreads_or((cg.live[0] && cg.rr[0] > limit * limit * cg.bb[0]) ||
-                                (cg.live[1] && cg.rr[1] > limit * limit * cg.bb[1]));
-    };
-    const auto wide = [&](float limit) {
-        return __syncthreads_or((cg.live[0] && d.curvature[0] > limit * least[0] * d.size[0]) ||
-                                (cg.live[1] && d.curvature[1] > limit * least[1] * d.size[1]));
-    };
-    if (tolerance.widest > 0 && count == 1 && wide(tolerance.widest)) return true;
-    if (!(tolerance.rate > 0)) return false;
-    if (count > 2) return beyond(envelope);
-    if (count == 2) return beyond(second_residual<DIM>);
-    return (beyond(FIRST_RESIDUAL) && wide(FIRST_QUOTIENT)) ||
-           (beyond(FIRST_RESIDUAL_WIDE) && wide(FIRST_QUOTIENT_WIDE));
-}
-
-/* alpha of the live rows, r . z (plain: z = r) over the curvature, and the bounds of the spectrum that their
- * Rayleigh quotients give; 0 for the others. A row whose direction has no positive curvature stops. */
-static __device__ __forceinline__ void cg_step_length(cg_rows &cg, const image_products &d,
-                                                      const float (&rz)[2], float (&alpha)[2])
-{
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        cg.iterations[row] += cg.live[row];
-        cg.live[row] = cg.live[row] && d.curvature[row] > 0;
-        alpha[row] = cg.live[row] ? rz[row] / d.curvature[row] : 0;
-        if (cg.live[row]) {
-            cg.least[row] = fminf(cg.least[row], d.curvature[row] / d.size[row]);
-            cg.most[row] = fmaxf(cg.most[row], d.curvature[row] / d.size[row]);
-        }
-    }
-}
-
-/* x += alpha direction and r -= alpha image, in the scratch. y: the image, becomes r; rr: sums of its squares
- * (this thread's columns). */
-template <int PARTS, int DIM, bool DECAYED, class T>
-static __device__ __forceinline__ void cg_advance(const block_system<DIM, DECAYED, T> &sys,
-                                                  float (&y)[DIM / TILE_SIDE][8][4], const row_direction &own,
-                                                  const float (&alpha)[2], float (&rr)[2])
-{
-    const lane_vector x = sys.vector(VECTOR_X), residual = sys.vector(VECTOR_R);
-    const float step[2] = { alpha[0] * own.unit[0], alpha[1] * own.unit[1] };
-    constexpr int piece = DIM <= 128 ? DIM / 2 : DIM / 4;
-#pragma unroll
-    for (int first = 0; first < DIM / 2; first += piece) {
-        float old[piece]; /* all loads before any store */
-#pragma unroll
-        for (int n = 0; n < piece; n++)
-            old[n] = residual.get(first + n);
-#pragma unroll
-        for (int n = 0; n < piece; n++) {
-            const int at = first + n, row = at / 2 % 2;
-            float &r = y[at / 32][at / 4 % 8][at % 4];
-            r = old[n] - alpha[row] * r;
-            rr[row] += r * r;
-            old[n] = x.get(at);
-        }
-#pragma unroll
-        for (int n = 0; n < piece; n += 2) {
-            const int at = first + n, row = at / 2 % 2;
-            const float(&r)[4] = y[at / 32][at / 4 % 8];
-            const float2 p = direction_pair<PARTS>(sys, at / 4, at % 4);
-            x.put(at, old[n] + step[row] * p.x), x.put(at + 1, old[n + 1] + step[row] * p.y);
-            residual.put(at, r[at % 4]), residual.put(at + 1, r[at % 4 + 1]);
-        }
-    }
-}
-
-/* direction <- r + beta direction, with the unit of a vector whose square is norm2. A row that is not live
- * has direction 0: its residual may be so much smaller than the first one that rounding in the centre would
- * leave the range of fp16. cg_run has the centre by a recurrence. */
-template <int PARTS, int DIM, bool DECAYED, class T>
-static __device__ __forceinline__ void cg_update_direction(const block_system<DIM, DECAYED, T> &sys,
-                                                           const float (&r)[DIM / TILE_SIDE][8][4],
-                                                           const cg_rows &cg, const float (&norm2)[2],
-                                                           const float (&beta)[2], row_direction &own)
-{
-    float inverse[2], factor[2];
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        const float unit = unit_of_norm<T>(norm2[row]);
-        inverse[row] = !is_half<T> ? 1 : cg.live[row] ? power_inverse(unit) : 0;
-        factor[row] = beta[row] * own.unit[row] * inverse[row];
-        own.unit[row] = unit;
-    }
-#pragma unroll
-    for (int n = 0; n < DIM / 8; n++) {
-#pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-            float2 p = direction_pair<PARTS>(sys, n, e);
-            p.x = r[n / 8][n % 8][e] * inverse[e / 2] + factor[e / 2] * p.x;
-            p.y = r[n / 8][n % 8][e + 1] * inverse[e / 2] + factor[e / 2] * p.y;
-            set_direction_pair<PARTS>(sys, n, e, p);
-        }
-    }
-    fence_async_proxy();
-}
-
-/* Conjugate gradients for the rows that are live, from x and its residual r, which lie in the scratch. */
-template <int PARTS, bool SEGMENTED = false, int DIM, bool DECAYED, class T>
-static __device__ __forceinline__ void cg_run(const block_system<DIM, DECAYED, T> &stored, cg_rows &rows,
-                                              const cg_tolerance &tolerance)
-{
-    const row_pair r = stored.r;
-    const row_ridge ridge = stored.ridge;
-    const block_system<DIM, DECAYED, T> sys = system_in_registers(stored, r, ridge);
-    cg_rows cg = rows;
-    const lane_vector residual = sys.vector(VECTOR_R);
-    float y[DIM / TILE_SIDE][8][4], beta[2], mean[2]; /* mean: residual . kbar */
-    row_direction own = { { unit_of_norm<T>(cg.rr[0]), unit_of_norm<T>(cg.rr[1]) }, { 0, 0 } };
-#pragma unroll
-    for (int n = 0; n < DIM / 2; n++)
-        y[n / 32][n / 4 % 8][n % 4] = residual.get(n);
-    put_ridge(sys);
-    put_direction<PARTS>(sys, y, own);
-    mean[0] = own.centre[0] * own.unit[0], mean[1] = own.centre[1] * own.unit[1];
-    float centre[2] = { mean[0], mean[1] };
-    float envelope = envelope_start<DIM>;
-    for (int count = 0; count < tolerance.most && __syncthreads_or(cg.live[0] || cg.live[1]); count++) {
-        float alpha[2], rr[2] = { 0, 0 };
-        const image_products d = compute_image<PARTS, SEGMENTED>(y, sys, own);
-        cg_step_length(cg, d, cg.rr, alpha);
-        cg_advance<PARTS>(sys, y, own, alpha, rr);
-#pragma unroll
-        for (int row = 0; row < 2; row++) {
-            rr[row] = quad_sum(rr[row]);
-            beta[row] = cg.live[row] ? rr[row] / cg.rr[row] : 0;
-            cg.rr[row] = cg.live[row] ? rr[row] : cg.rr[row];
-            cg.live[row] = cg.live[row] && unsolved(cg, tolerance, row);
-        }
-        const float norm2[2] = { cg.rr[0] + beta[0] * beta[0] * d.size[0],
-                                 cg.rr[1] + beta[1] * beta[1] * d.size[1] };
-        cg_update_direction<PARTS>(sys, y, cg, norm2, beta, own);
-#pragma unroll
-        for (int row = 0; row < 2; row++) {
-            mean[row] -= alpha[row] * d.mean[row];
-            centre[row] = mean[row] + beta[row] * centre[row];
-            own.centre[row] = is_half<T> && !cg.live[row] ? 0 : centre[row] * power_inverse(own.unit[row]);
-        }
-        envelope *= tolerance.rate;
-        if (too_slow<DIM>(cg, tolerance, d, sys.ridge.least, envelope, count + 1)) break;
-    }
-    rows = cg;
-}
-
-/* y, scaled to about 1, becomes b; x = 0 and r = b. top: the largest |y| of the thread's columns. */
-template <int DIM, bool DECAYED, class T>
-static __device__ __forceinline__ void start_cg(const block_system<DIM, DECAYED, T> &sys, cg_rows &cg,
-                                                float (&y)[DIM / 2], const float (&top)[2],
-                                                const bool (&wanted)[2])
-{
-    const lane_vector x = sys.vector(VECTOR_X), r = sys.vector(VECTOR_R), b = sys.vector(VECTOR_B);
-    float bb[2] = { 0, 0 };
-    cg.unit[0] = magnitude(quad_max(top[0])), cg.unit[1] = magnitude(quad_max(top[1]));
-    const float inverse[2] = { 1 / cg.unit[0], 1 / cg.unit[1] };
-#pragma unroll
-    for (int n = 0; n < DIM / 2; n++) {
-        const int row = n / 2 % 2;
-        y[n] *= inverse[row];
-        b.put(n, y[n]), r.put(n, y[n]), x.put(n, 0);
-        bb[row] += y[n] * y[n];
-    }
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-        cg.bb[row] = cg.rr[row] = quad_sum(bb[row]);
-        cg.live[row] = wanted[row] && cg.bb[row] > 0 && cg.bb[row] < INFINITY;
-        cg.least[row] = INFINITY, cg.most[row] = 0;
-        cg.iterations[row] = 0;
     }
 }
 

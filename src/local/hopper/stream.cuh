@@ -26,10 +26,16 @@ struct qkv_maps {
 };
 
 /* Entries that have gone through the ring; the next one's stage and parity follow. The same in all
- * threads. */
+ * threads. ahead: of a pass over keys to come, how many have been asked for (ask_ahead). */
 struct ring_count {
-    unsigned used;
+    unsigned used, ahead;
 };
+
+/* Stages of a thread block that has a share of the keys of 64 channels (forward_few.cu), which alone asks
+ * ahead; wider tiles may have as many. */
+enum { SHARE_STAGES = 5 };
+template <int DIM, unsigned STAGES>
+constexpr bool asks_ahead = STAGES == (unsigned)SHARE_STAGES &&DIM == TILE_SIDE;
 
 /* A tile of keys from key j on, and of their values where values are streamed too. */
 template <class T> struct kv_tile {
@@ -58,6 +64,7 @@ template <int DIM, bool VALUES, unsigned STAGES, class T> struct kv_stream {
     const tile_ring<DIM, STAGES, T> &ring;
     const qkv_maps &maps;
     const unsigned begin; /* entries that went through the ring before this pass */
+    const unsigned ahead; /* of this pass, those that have been asked for */
     const int tiles;
     const int first, keys;        /* of the pass; of the sequence */
     const int token, head, batch; /* of the first key in the tensor */
@@ -79,10 +86,10 @@ template <int DIM, bool VALUES, unsigned STAGES, class T> struct kv_stream {
         barrier_wait(&ring.full[entry % STAGES], entry / STAGES % 2);
         if (rarely(j + TILE_SIDE > keys)) clear_tail_block<DIM>(ring.stage[entry % STAGES], keys - j);
     }
-    __device__ __forceinline__ void prologue() const
+    __device__ __forceinline__ void prologue(unsigned thread = 0) const
     {
-        for (unsigned n = 0; threadIdx.x == 0 && n < STAGES; n++)
-            load(n);
+        for (unsigned n = 0; threadIdx.x == thread && n < STAGES; n++)
+            if (!asks_ahead<DIM, STAGES> || n >= ahead) load(n);
     }
     /* All threads have used tile n: its stages are filled with later entries. */
     __device__ __forceinline__ void release(int n) const
@@ -115,12 +122,35 @@ static __device__ __forceinline__ kv_stream<DIM, VALUES, STAGES, T> kv_stream_of
     return { ring,
              maps,
              count.used,
+             count.ahead,
              (block.last - block.first + TILE_SIDE - 1) / TILE_SIDE,
              block.first,
              (int)block.s.nk,
              (int)block.s.k0 + block.first,
              (int)block.h_kv,
              (int)block.s.b };
+}
+
+/* A thread asks for the first tiles of the next pass, which is over keys; all products of the last one have
+ * ended. */
+template <int DIM, unsigned STAGES, class T>
+static __device__ __forceinline__ void ask_ahead(const tile_ring<DIM, STAGES, T> &ring, ring_count &count,
+                                                 const qkv_maps &maps, const row_block &block,
+                                                 unsigned thread)
+{
+    static_assert(asks_ahead<DIM, STAGES>, "other passes ask for all of their tiles");
+    const kv_stream<DIM, false, STAGES, T> stream = kv_stream_of<false>(ring, count, maps, block);
+    stream.prologue(thread);
+    count.ahead = min(STAGES, (unsigned)stream.tiles);
+}
+
+/* Waits for tiles that were asked for, where there is another pass, or none. */
+template <int DIM, unsigned STAGES, class T>
+static __device__ __forceinline__ void drop_ahead(const tile_ring<DIM, STAGES, T> &ring, ring_count &count)
+{
+    for (; count.ahead > 0; count.ahead--, count.used++)
+        barrier_wait(&ring.full[count.used % STAGES], count.used / STAGES % 2);
+    __syncthreads();
 }
 
 /* Calls use(tiles) for all tiles of the block's keys in order. All threads of the block take part. */
@@ -212,6 +242,7 @@ static __device__ __forceinline__ void stream_pipelined(const tile_ring<DIM, STA
     wgmma_wait<0>();
     __syncthreads();
     count.used += (unsigned)stream.tiles * stream.per_tile;
+    if (asks_ahead<DIM, STAGES>) count.ahead = 0;
 }
 
 #endif
