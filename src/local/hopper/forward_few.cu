@@ -587,9 +587,12 @@ bool forward_few_pays(const loam_problem *p)
 
 int forward_few_tiles(const loam_problem *p)
 {
-    enum { APART = 10 };
-    const bool at_once = (int64_t)row_blocks(p) * SEGMENTS <= BLOCKS_PER_SM * solve_multiprocessors();
-    return p->len_kv > UNSEGMENTED_KEYS && p->causal && at_once ? (int)APART : 0;
+    enum { APART = 11 };
+    const int64_t blocks = (int64_t)row_blocks(p), most = solve_multiprocessors(),
+                  clusters = blocks - FEW_KEYS * p->batch * p->heads_q;
+    /* 66 on 132 multiprocessors would be all, of which blocks in two parts and GPCs leave 54. */
+    const bool find_room = clusters <= most * 2 / 5, nearly = blocks * SEGMENTS <= BLOCKS_PER_SM * most;
+    return p->causal && p->len_kv > UNSEGMENTED_KEYS && nearly && !find_room ? (int)APART : 0;
 }
 
 loam_status forward_few(const loam_problem *p, const loam_args *a, const local_saved *saved,

@@ -8,8 +8,8 @@
 /* Is it faster than that of forward_solved.cu? The bits are the same. */
 bool forward_few_pays(const loam_problem *p);
 
-/* Tiles of keys that a block must see to be for it. Where its clusters, all at once, fill the multiprocessors
- * that come in fours, those with fewer keys have time enough on the others, each in one thread block. */
+/* Tiles of keys that a block must see to be for it. Where not quite all clusters find room at once, blocks
+ * with fewer keys have time enough on multiprocessors that clusters cannot have, each in one thread block. */
 int forward_few_tiles(const loam_problem *p);
 
 /* Queues what blocks write that take one part and see so many tiles, and lists those that need row matrices.
